@@ -1,0 +1,141 @@
+"""The stage calls of a run: which stage reads which parts of what, under which spec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pipeline import plan
+from pipeline.artifacts import Artifact, Input
+from pipeline.driver import Driver
+from pipeline.plan import RunPlan
+from pipeline.reuse import Request
+from pipeline.workers import SCORERS, method_module
+from stages.core.code import code_digest
+from stages.core.types import Ledger
+
+# What the readers of an artifact need of it, so that nothing is made again for their sake that they never open.
+TABLES = (
+    *("rollouts.zarr/zarr.json", "rollouts.zarr/*/zarr.json", "rollouts.zarr/*/prompt"),
+    *("rollouts.zarr/*/nodes_*", "rollouts.zarr/*/edges_*", "rollouts.zarr/*/leaves_*"),
+    *("rollouts.zarr/*/parent_node", "rollouts.zarr/*/next_edge", "rollouts.zarr/*/leaf_node"),
+)
+TRAIN = ("policy/state.json", "policy/transformer")
+EMA = ("policy/state.json", "policy/ema")
+STATE = ("policy",)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round's results. rewards: scorer → artifact."""
+
+    number: int
+    rollout: Artifact
+    rewards: Mapping[str, Artifact]
+    advantage: Artifact
+    update: Artifact
+
+    def artifacts(self) -> dict[str, Artifact]:
+        """By the names of stage calls."""
+        rewards = {f"reward.{name}": one for name, one in self.rewards.items()}
+        return {"rollout": self.rollout, **rewards, "advantage": self.advantage, "update": self.update}
+
+
+class Loop:
+    """The calls of a run, each with its inputs; the driver decides whether anything is computed."""
+
+    def __init__(self, run: RunPlan, driver: Driver) -> None:
+        self.run, self.driver = run, driver
+        self.method = method_module(run.method["name"])
+        self.base = Input(driver.external(Path(run.policy.base)))
+        self.prompts = Input(driver.external(run.prompts))
+        self.embeddings = Input(driver.external(run.embeddings))
+        self.weights = {
+            name: Input(driver.external(Path(spec.path))) for name, spec in run.scorers.items() if spec.path is not None
+        }
+        self._costs: dict[int, Ledger] = {}
+
+    def cost(self, round_: int) -> Ledger:
+        """What a round costs, planned once."""
+        if round_ not in self._costs:
+            self._costs[round_] = plan.round_ledger(self.run, round_)
+        return self._costs[round_]
+
+    def start(self) -> Artifact:
+        """The round-0 policy state: a name for the base's weights, never a copy."""
+        store, base, family = self.driver.store, self.base, self.run.policy.family
+        code = code_digest("stages.update.state")
+        request = Request(
+            stage="start", inputs={"base": base.digest}, settings={"family": family}, code=code, versions={}
+        )
+
+        def make(folders: Mapping[str, Path], scratch: Path) -> None:
+            from stages.update.state import start
+
+            (scratch / "policy").mkdir()
+            start(folders["base"], scratch / "policy", family)
+
+        published = store.published("start", request.fingerprint)
+        if published is None:
+            with store.scratch("start") as scratch:
+                make({"base": base.path}, scratch)
+                published = store.publish(request, scratch, {"seconds": 0.0})
+        return Artifact(store, published, {"base": base}, make, f"{self.run.name}: start")
+
+    def rollout(self, round_: int, policy: Artifact, force: bool = False) -> Artifact:
+        prompts = plan.round_prompts(self.run, round_)
+        inputs = {
+            "prompts": self.prompts, "embeddings": self.embeddings, "base": self.base,
+            "policy": Input(policy, TRAIN, "policy"),
+        }  # fmt: skip
+        ledger = replace(self.cost(round_), images=0, scores=0, parents=0, points=0, optimizer_steps=0)
+        spec = plan.rollout_spec(self.run, round_, prompts)
+        return self.driver.call("rollout", round_, inputs, spec, uses=[self.method], ledger=ledger, force=force)
+
+    def reward(self, round_: int, scorer: str, rollout: Artifact, force: bool = False) -> Artifact:
+        inputs = {"rollout": Input(rollout), "prompts": self.prompts, "base": self.base}
+        if scorer in self.weights:
+            inputs["scorer"] = self.weights[scorer]
+        uses = [SCORERS[self.run.scorers[scorer].kind]]
+        images = self.cost(round_).images
+        ledger = Ledger(images=images, scores=images)
+        spec = plan.reward_spec(self.run, scorer)
+        return self.driver.call(f"reward.{scorer}", round_, inputs, spec, uses=uses, ledger=ledger, force=force)
+
+    def advantage(
+        self, round_: int, rollout: Artifact, rewards: Mapping[str, Artifact], force: bool = False
+    ) -> Artifact:
+        inputs = {"rollout": Input(rollout, TABLES)}
+        inputs |= {f"rewards.{name}": Input(one, ("rewards.parquet",)) for name, one in rewards.items()}
+        spec = plan.advantage_spec(self.run)
+        return self.driver.call("advantage", round_, inputs, spec, uses=[self.method], force=force)
+
+    def update(
+        self, round_: int, rollout: Artifact, advantage: Artifact, policy: Artifact, force: bool = False
+    ) -> Artifact:
+        inputs = {
+            "rollout": Input(rollout), "advantage": Input(advantage, ("advantages.parquet",)),
+            "policy": Input(policy, STATE, "policy"), "base": self.base, "embeddings": self.embeddings,
+        }  # fmt: skip
+        spec = plan.update_spec(self.run, round_)
+        ledger = replace(self.cost(round_), evaluations=0, passes=0, images=0, scores=0)
+        return self.driver.call("update", round_, inputs, spec, uses=[self.method], ledger=ledger, force=force)
+
+    def validate(self, round_: int, policy: Artifact, force: bool = False) -> Artifact:
+        inputs = {
+            "policy": Input(policy, EMA, "policy"), "base": self.base, "prompts": self.prompts,
+            "embeddings": self.embeddings, **{f"scorer.{name}": one for name, one in self.weights.items()},
+        }  # fmt: skip
+        uses = [SCORERS[spec.kind] for spec in self.run.scorers.values()]
+        spec = plan.validation_spec(self.run)
+        return self.driver.call(
+            "evaluate", round_, inputs, spec, uses=uses, ledger=plan.validation_ledger(self.run), force=force
+        )
+
+    def round(self, round_: int, policy: Artifact) -> Round:
+        """One whole round under the policy of the round before."""
+        rollout = self.rollout(round_, policy)
+        rewards = {name: self.reward(round_, name, rollout) for name in self.run.rewards}
+        advantage = self.advantage(round_, rollout, rewards)
+        return Round(round_, rollout, rewards, advantage, self.update(round_, rollout, advantage, policy))

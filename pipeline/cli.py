@@ -1,0 +1,191 @@
+"""`granular`: the command line. Each command is a few lines over the module that does the work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stages.core.command import guarded
+from stages.core.errors import GranularError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help=(
+        "Align text-to-image flow models with GRPO, in cached stages that can be audited.\n\n"
+        "Settings are in params.yaml of the current folder. `dvc repro` (or `make`) makes everything; the commands "
+        "here look at it, make one part alone, or try a variation."
+    ),
+)
+
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run of params.yaml (section `runs`).")]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a key: of the run (`optimizer.lr=2e-4`) or of the file (`policy.device=cuda`). May be repeated.",
+    ),
+]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the file's `seed`.")]
+
+
+@app.command()
+def doctor() -> None:
+    """Check that everything a run needs is here: libraries, device, base policy, scorers, disk, DVC, Prefect.
+
+    Prints a line per check and exits with 1 if anything is wrong.
+    """
+    from pipeline.doctor import checks
+    from pipeline.params import load_params
+
+    wrong = 0
+    for check in checks(load_params()):
+        wrong += not check.ok
+        typer.echo(f"{'ok   ' if check.ok else 'WRONG'}  {check.name:<18} {check.found}")
+    if wrong:
+        raise GranularError(f"{wrong} check{'s' if wrong > 1 else ''} failed, see the lines marked WRONG.")
+
+
+@app.command()
+def plan(
+    run: Run,
+    sets: Sets = None,
+    seed: Seed = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Say what a run will cost, before anything is computed: model evaluations, images, steps, memory, disk.
+
+    Examples:
+
+        granular plan g2rpo
+
+        granular plan g2rpo --set group=12 --set grid.steps=16 --set method.schedule=literal
+    """
+    from pipeline.costs import costs
+    from pipeline.params import load_params, resolve_run
+
+    found = costs(resolve_run(load_params(), run, sets or [], seed))
+    typer.echo(json.dumps(found.as_json(), indent=1) if as_json else "\n".join(found.lines()))
+
+
+@app.command()
+def align(
+    run: Run,
+    sets: Sets = None,
+    seeds: Annotated[str | None, typer.Option(metavar="1,2,…", help="Once per seed, as `RUN-seed1`, …")] = None,
+    name: Annotated[str | None, typer.Option(help="What a variation is called; needed with --set.")] = None,
+    redo: Annotated[bool, typer.Option(help="Compute again what older code made, instead of stopping there.")] = False,
+) -> None:
+    """Train a run, or go on where it stopped: rounds that are in the store are found, the others computed.
+
+    Examples:
+
+        granular align g2rpo
+
+        granular align g2rpo --set optimizer.lr=2e-4 --name g2rpo-lr2
+
+        granular align g2rpo --seeds 1,2,3
+    """
+    from pipeline.variations import align_runs
+
+    align_runs(run, sets or [], seeds, name, redo=redo)
+
+
+@app.command()
+def stage(
+    stage: Annotated[str, typer.Argument(metavar="STAGE", help="rollout, reward, reward.SCORER, advantage or update.")],
+    run: Annotated[str, typer.Option("--run", help="A run, or a variation made with `align --name`.")],
+    round_: Annotated[int, typer.Option("--round", min=0, help="Counted from 1.")],
+    force: Annotated[bool, typer.Option(help="Compute it again even if it is there, and compare.")] = False,
+) -> None:
+    """Make one stage of one round, alone; with --force again, to see that it comes out the same.
+
+    Example:
+
+        granular stage reward.clip --run g2rpo --round 3 --force
+    """
+    from pipeline.params import load_params
+    from pipeline.reuse import Store
+    from pipeline.rounds import run_stage
+    from pipeline.variations import find
+    from pipeline.workers import InlineWorker
+
+    plan_ = find(load_params(), run)
+    worker = InlineWorker(plan_.policy.threads)
+    for done in run_stage(plan_, Store(), worker, lambda event: None, stage, round_, force=force):
+        if done.before is None:
+            found = "made"
+        elif not done.same:
+            found = f"changed: it was {done.before[:12]}"
+        else:
+            found = "the same" if force else "there already"
+        typer.echo(f"{run} round {done.round} {done.stage}: {found} ({done.after[:12]})")
+
+
+@app.command()
+def evaluate(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[POLICY]", help="`base` or a finished run; without it, all of them.")
+    ] = None,
+) -> None:
+    """Sample finished policies on held-out prompts, the same noises for each, and score them by every scorer."""
+    from pipeline.evaluations import BASE, finished_runs
+    from pipeline.evaluations import evaluate as evaluate_one
+    from pipeline.params import load_params
+    from stages.core.resident import Resident
+
+    params, resident = load_params(), Resident()
+    for one in [name] if name else [BASE, *finished_runs()]:
+        typer.echo(f"evaluate: wrote {evaluate_one(params, one, resident)}")
+
+
+@app.command()
+def report() -> None:
+    """Make the tables, figures and the audit page again from data/evaluations and data/runs."""
+    from stages.report.__main__ import main as make
+
+    make([])
+
+
+@app.command()
+def status() -> None:
+    """List runs: rounds done, whether their policy is delivered and evaluated, and how large the store is."""
+    from pipeline.overview import lines
+    from pipeline.params import load_params
+
+    typer.echo("\n".join(lines(load_params())))
+
+
+@app.command()
+def repro(
+    targets: Annotated[list[str] | None, typer.Argument(metavar="[STAGE]…", help="DVC stages; none means all.")] = None,
+    force: Annotated[bool, typer.Option(help="Run exactly the given stages again.")] = False,
+) -> None:
+    """`dvc repro`, shown in Prefect: one task per DVC stage. DVC alone decides what runs."""
+    from pipeline.view import repro_flow
+
+    raise typer.Exit(repro_flow(targets or [], force, Path.cwd()))
+
+
+@app.command()
+def serve(port: Annotated[int, typer.Option(min=1, max=65535)] = 4200) -> None:
+    """Start Prefect's pages on this machine, with `repro` on offer there; Ctrl-C stops them."""
+    from pipeline.view import serve as serve_pages
+
+    serve_pages(port, Path.cwd())
+
+
+def main() -> None:
+    """The console script: a person's mistake is one sentence and exit code 1, Ctrl-C is 130."""
+    guarded(app)
+
+
+if __name__ == "__main__":
+    main()

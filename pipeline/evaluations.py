@@ -1,0 +1,67 @@
+"""Evaluations of finished policies: `data/evaluations/<name>`, where a name is a run or `base`.
+
+All of them use the same prompts, the same initial noises and every scorer of the project, so their tables can be
+compared row by row. An evaluation depends on the policy a run delivered, not on how it came about.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.params import BASE, EMBEDDINGS, PROMPTS, Params, require_weights
+from pipeline.plan import read_split
+from stages.core.errors import GranularError, nearest
+from stages.core.publish import scratch_beside
+from stages.core.resident import Resident
+from stages.evaluate import stage
+from stages.evaluate.spec import EvaluateSpec
+from stages.rollout.grid import GridSpec
+
+RUNS, EVALUATIONS = Path("data/runs"), Path("data/evaluations")
+
+
+def finished_runs(runs: Path = RUNS) -> list[str]:
+    """Runs that delivered a policy."""
+    return sorted(state.parent.parent.name for state in runs.glob("*/policy/state.json"))
+
+
+def evaluate(params: Params, name: str, resident: Resident, evaluations: Path = EVALUATIONS) -> Path:
+    """Evaluate one policy; returns the folder.
+
+    Raises:
+        GranularError: no such policy, weights that are not there, or more prompts than the split has.
+    """
+    require_weights(params.policy, params.scorers)
+    inputs = {"base": Path(params.policy.base), "prompts": PROMPTS, "embeddings": EMBEDDINGS}
+    if name != BASE:
+        known = finished_runs()
+        if name not in known:
+            raise GranularError(f"{name}: no finished run of that name; {nearest(name, [BASE, *known])}")
+        inputs["policy"] = RUNS / name / "policy"
+    inputs |= {f"scorer.{one}": Path(spec.path) for one, spec in params.scorers.items() if spec.path}
+    with scratch_beside(evaluations / name) as out:
+        stage.run(inputs, evaluation_spec(params, name), resident, out)
+    return evaluations / name
+
+
+def evaluation_spec(params: Params, name: str) -> EvaluateSpec:
+    """The spec of an evaluation; only the weights differ between two of them."""
+    section = params.evaluate
+    ids = read_split(PROMPTS, section.split)
+    if section.prompts > len(ids):
+        raise GranularError(
+            f"evaluate.prompts: at most {len(ids)}, the size of the {section.split} split, got {section.prompts}."
+        )
+    return EvaluateSpec(
+        seed=params.seed,
+        # Spread over the split, which is ordered by kind.
+        prompts=tuple(ids[i * len(ids) // section.prompts] for i in range(section.prompts)),
+        noises=section.noises,
+        grid=GridSpec(steps=section.steps, shift=section.shift),
+        # What a run delivers are its averaged weights, under the name a diffusers pipeline looks for.
+        which="base" if name == BASE else "train",
+        policy=params.policy,
+        sampler=params.sampler,
+        scorers=dict(params.scorers),
+        images=section.images,
+    )

@@ -1,0 +1,226 @@
+"""What a run leaves for people and for DVC: `data/runs/<run>`, and links into the store under `runs/<run>/rounds`.
+
+Everything is a pure function of manifests, tables and the final weights: no times, no hosts, no folder names of this
+machine, so equal runs give equal bytes wherever they were computed.
+
+    policy/                 final averaged weights: state.json, transformer/ in diffusers' layout
+    run.json                resolved spec, ledger, digest of every stage of every round
+    rounds.parquet          one row a round
+    validation.parquet      round, scorer, prompt, noise, value
+    rewards.parquet, advantages.parquet, transitions.parquet    all rounds, with a column `round`
+    samples/round-0000.png  validation prompts with the same noises in every round
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.reuse import settings, write_json
+from stages.core.publish import scratch_beside
+from stages.core.spec import read_json
+from stages.core.types import Ledger
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from pipeline.artifacts import Artifact
+    from pipeline.rounds import Round, RunResult
+
+UPDATE_FIGURES = ("loss", "ratio_min", "ratio_max", "clip_fraction", "grad_norm", "param_change")
+SCHEMA = 1
+
+
+def assemble(result: RunResult, target: Path) -> None:
+    """Write the whole folder, complete or not at all."""
+    with scratch_beside(target) as out:
+        _copy_policy(result.policy, out / "policy")
+        write_json(out / "run.json", run_record(result))
+        write_table(rounds_table(result), out / "rounds.parquet")
+        write_table(validations_table(result), out / "validation.parquet")
+        write_tables(_rewards(result), out / "rewards.parquet")
+        write_tables(_tables(result, "advantage", "advantages.parquet"), out / "advantages.parquet")
+        write_tables(_tables(result, "update", "transitions.parquet"), out / "transitions.parquet")
+        (out / "samples").mkdir()
+        for round_, evaluation in sorted(result.validations.items()):
+            grid = evaluation.published.folder / "grid.png"
+            shutil.copyfile(grid, out / "samples" / f"round-{round_:04d}.png")
+
+
+def _copy_policy(policy: Artifact, out: Path) -> None:
+    """The averaged weights under the name a diffusers pipeline looks for: `transformer`.
+
+    The state names them as both its weight sets, so that whoever loads the folder gets them either way.
+    """
+    folder = policy.folder(("policy/state.json", "policy/ema")) / "policy"
+    out.mkdir()
+    state = read_json(folder / "state.json")
+    if (folder / "ema").is_dir():
+        shutil.copytree(folder / "ema", out / "transformer")
+    state["digests"] = {"train": state["digests"]["ema"], "ema": state["digests"]["ema"], "optimizer": ""}
+    write_json(out / "state.json", state)
+
+
+def run_record(result: RunResult) -> dict[str, Any]:
+    """`run.json`."""
+    total = sum((round_ledger(one) for one in result.rounds), Ledger())
+    return {
+        "schema": SCHEMA,
+        "run": result.run.name,
+        "spec": _spec(result),
+        "ledger": {**asdict(total), "equivalents": total.equivalents},
+        "best_round": result.best,
+        "policy": result.policy.digest,
+        "rounds": [
+            {"round": one.number, **{name: part.digest for name, part in one.artifacts().items()}}
+            for one in result.rounds
+        ],
+        "validations": [{"round": n, "digest": one.digest} for n, one in sorted(result.validations.items())],
+    }
+
+
+def _spec(result: RunResult) -> dict[str, Any]:
+    """The plan without locations."""
+    from dataclasses import replace
+
+    return {
+        name: value
+        for name, value in settings(replace(result.run, prompts="", embeddings="")).items()  # type: ignore[arg-type]
+        if name not in ("prompts", "embeddings")
+    }
+
+
+def round_ledger(round_: Round) -> Ledger:
+    """A round's cost, summed from the manifests of its stages; images are decoded once for all scorers."""
+    parts = {name: Ledger(**one.published.manifest["ledger"]) for name, one in round_.artifacts().items()}
+    total = sum(parts.values(), Ledger())
+    images = max(parts[name].images for name in parts)
+    return Ledger(**{**asdict(total), "images": images})
+
+
+def round_row(round_: Round) -> dict[str, Any]:
+    """One row of `rounds.parquet`, but for the running total."""
+    cost = round_ledger(round_)
+    advantage = read_json(round_.advantage.published.folder / "summary.json")
+    update = read_json(round_.update.published.folder / "update.json")["total"]
+    row: dict[str, Any] = {
+        "round": round_.number,
+        "evaluations": cost.evaluations,
+        "parents": cost.parents,
+        "equivalents": cost.equivalents,
+        "images": cost.images,
+    }
+    for name, reward in round_.rewards.items():
+        row[f"reward.{name}"] = read_json(reward.published.folder / "summary.json")["mean"]
+    row |= {name: advantage[name] for name in ("advantage_std", "clipped_advantages", "constant_groups")}
+    return row | {name: update[name] for name in UPDATE_FIGURES}
+
+
+def rounds_table(result: RunResult) -> pd.DataFrame:
+    """`rounds.parquet`: one row a round, `equivalents_total` cumulative."""
+    import pandas as pd
+
+    table = pd.DataFrame([round_row(one) for one in result.rounds])
+    table.insert(table.columns.get_loc("equivalents") + 1, "equivalents_total", table["equivalents"].cumsum())
+    figures = [name for name in table if name in UPDATE_FIGURES or name.startswith("reward.")]
+    return table.astype(dict.fromkeys(figures, "float64"))
+
+
+def validation_table(evaluation: Artifact) -> pd.DataFrame:
+    """The rewards of one validation."""
+    import pandas as pd
+
+    return pd.read_parquet(evaluation.published.folder / "rewards.parquet")
+
+
+def validations_table(result: RunResult) -> pd.DataFrame:
+    """`validation.parquet`."""
+    import pandas as pd
+
+    columns = ["round", "scorer", "prompt", "noise", "value"]
+    tables = [validation_table(one).assign(round=n)[columns] for n, one in sorted(result.validations.items())]
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
+
+
+def _rewards(result: RunResult) -> Iterator[pd.DataFrame]:
+    import pandas as pd
+
+    # Sub-scores differ between scorers; the union of their columns makes one table.
+    folders = {(one.number, name): part.published.folder for one in result.rounds for name, part in one.rewards.items()}
+    tables = {key: pd.read_parquet(folder / "rewards.parquet") for key, folder in folders.items()}
+    columns = list(dict.fromkeys(name for table in tables.values() for name in table))
+    for (number, scorer), table in tables.items():
+        table = table.reindex(columns=columns)
+        table.insert(0, "round", number)
+        table.insert(1, "scorer", scorer)
+        yield table
+
+
+def _tables(result: RunResult, stage: str, file: str) -> Iterator[pd.DataFrame]:
+    import pandas as pd
+
+    for one in result.rounds:
+        table = pd.read_parquet(one.artifacts()[stage].published.folder / file)
+        table.insert(0, "round", one.number)
+        yield table
+
+
+def write_table(table: pd.DataFrame, path: Path) -> None:
+    """Parquet with every option fixed."""
+    write_tables([table], path)
+
+
+def write_tables(tables: Iterable[pd.DataFrame], path: Path) -> None:
+    """Tables of equal columns, one after the other, into one Parquet file; one of them in memory at a time."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    writer = None
+    try:
+        for table in tables:
+            arrow = pa.Table.from_pandas(table, preserve_index=False, schema=writer and writer.schema)
+            # pandas' own metadata names its version; the columns speak for themselves.
+            arrow = arrow.replace_schema_metadata(None)
+            if writer is None:
+                writer = pq.ParquetWriter(path, arrow.schema, compression="zstd", version="2.6")
+            writer.write_table(arrow)
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def link_round(run: Any, round_: Round, rounds: Path) -> None:
+    """`runs/<run>/rounds/0001/`: the round's files under their plain names, as relative links into the store."""
+    target = rounds / f"{round_.number:04d}"
+    links = {
+        "rollouts.zarr": round_.rollout.published.folder / "rollouts.zarr",
+        **{f"rewards/{name}.parquet": one.published.folder / "rewards.parquet" for name, one in round_.rewards.items()},
+        "advantages.parquet": round_.advantage.published.folder / "advantages.parquet",
+        "transitions.parquet": round_.update.published.folder / "transitions.parquet",
+        "update.json": round_.update.published.folder / "update.json",
+        "policy": round_.update.published.folder / "policy",
+    }
+    record = {
+        "run": run.name,
+        "round": round_.number,
+        "ledger": asdict(round_ledger(round_)),
+        "stages": {
+            name: {key: one.published.manifest[key] for key in ("stage", "fingerprint", "digest", "code", "versions")}
+            for name, one in round_.artifacts().items()
+        },
+    }
+    manifest = target / "manifest.json"
+    if manifest.is_file() and json.loads(manifest.read_text(encoding="utf-8")) == record:
+        return
+    with scratch_beside(target) as scratch:
+        for name, there in links.items():
+            link = scratch / name
+            link.parent.mkdir(exist_ok=True)
+            # Relative to where the link will be, so that the project can be moved as a whole.
+            link.symlink_to(os.path.relpath(there.resolve(), (target / name).parent.resolve()))
+        write_json(scratch / "manifest.json", record)

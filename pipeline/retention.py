@@ -1,0 +1,108 @@
+"""What stays on disk: bytes of old rounds go, their tables and manifests never do.
+
+Evicted bytes are re-made when somebody reads them (`artifacts.py`), so retention trades disk for time and changes
+no result.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+if TYPE_CHECKING:
+    from pipeline.plan import RunPlan
+    from stages.policies.spec import PolicySpec
+
+LATENTS = tuple(f"rollouts.zarr/*/{name}" for name in ("parent_x", "parent_v", "next_x", "leaf_x"))
+WEIGHTS = ("policy/transformer", "policy/ema")
+OPTIMIZER = ("policy/optimizer.safetensors",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetentionSpec:
+    """How many rounds keep which bytes (section `align.retention`).
+
+    optimizer_rounds: the last rounds that keep optimizer state and weights; the next update starts from the last.
+    weights_every: of older rounds every N-th, and the best one, keeps its weights (train and averaged).
+    latents_rounds: the last rounds that keep their latents.
+    """
+
+    optimizer_rounds: Annotated[int, Field(ge=1)] = 2
+    weights_every: Annotated[int, Field(ge=1)] = 10
+    latents_rounds: Annotated[int, Field(ge=1)] = 2
+
+    def weights(self, round_: int, best: int) -> bool:
+        """Whether an old round keeps its weights."""
+        return round_ % self.weights_every == 0 or round_ == best
+
+
+def evictions(spec: RetentionSpec, done: int, best: int, was_best: int) -> Iterator[tuple[int, str, tuple[str, ...]]]:
+    """What goes after round `done`: (round, stage, patterns) of every round that just left a window.
+
+    best, was_best: the best round now and before `done` (a dethroned one loses its weights, if it is old).
+    """
+    if (round_ := done - spec.latents_rounds) >= 1:
+        yield round_, "rollout", LATENTS
+    if (round_ := done - spec.optimizer_rounds) >= 1:
+        yield round_, "update", OPTIMIZER + (() if spec.weights(round_, best) else WEIGHTS)
+    if 1 <= was_best <= done - spec.optimizer_rounds and not spec.weights(was_best, best):
+        yield was_best, "update", WEIGHTS
+
+
+@dataclass(frozen=True)
+class DiskEstimate:
+    """Bytes of one round's latents, of one set of weights, of the optimizer state, and of a whole run at its end."""
+
+    latents: int
+    weights: int
+    optimizer: int
+    total: int
+
+
+def disk_estimate(run: RunPlan) -> DiskEstimate:
+    """What a run occupies at its end under its retention; tables are small beside it and left out.
+
+    Sizes come from the base policy's configuration and from the plan of the first round.
+    """
+    from pipeline.plan import plan_trees
+
+    base = Path(run.policy.base)
+    latent = math.prod(latent_shape(run.policy))
+    states = velocities = 0
+    for tree in plan_trees(run, 1):
+        recorded = tree.edges["recorded"]
+        parents = len(set(tree.edges["parent"][recorded].tolist()))
+        states += parents + int(recorded.sum()) + len(set(tree.leaves["node"].tolist()))
+        velocities += parents
+    latents = latent * (states * (4 if run.sampler.state_dtype == "float32" else 2) + velocities * 4)
+    weights = 2 * 4 * parameters(base / "transformer")
+    spec = run.retention
+    recent = min(run.rounds, spec.optimizer_rounds)
+    kept = recent + sum(r % spec.weights_every == 0 for r in range(1, run.rounds - recent + 1)) + 1
+    total = min(run.rounds, spec.latents_rounds) * latents + kept * weights + recent * weights
+    return DiskEstimate(latents=latents, weights=weights, optimizer=weights, total=total)
+
+
+def latent_shape(policy: PolicySpec) -> tuple[int, int]:
+    """[tokens, channels] of one packed latent, from the configuration of the base policy."""
+    base = Path(policy.base)
+    transformer = json.loads((base / "transformer" / "config.json").read_text(encoding="utf-8"))
+    vae = json.loads((base / "vae" / "config.json").read_text(encoding="utf-8"))
+    pixels = 2 * 2 ** (len(vae["block_out_channels"]) - 1)
+    return (policy.height // pixels) * (policy.width // pixels), transformer["in_channels"]
+
+
+def parameters(folder: Path) -> int:
+    """Number of parameters in a folder of safetensors files, from their headers alone."""
+    total = 0
+    for file in folder.glob("*.safetensors"):
+        with file.open("rb") as handle:
+            header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
+        total += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    return total

@@ -1,0 +1,69 @@
+"""Who runs a stage: a worker keeps models in memory and calls `stages.<stage>.stage.run`.
+
+`inline` is one worker in the driver's own process: a laptop, or one GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from stages.core import code
+
+# A registry offers these beside each other; a run counts only those it uses as its code.
+SCORERS = {
+    "open_clip": "stages.reward.clip",
+    "hpsv2": "stages.reward.hps",
+    "lab_oracle": "stages.reward.oracle",
+}
+
+
+def method_module(name: str) -> str:
+    """The module of a method."""
+    from stages.methods import METHODS
+
+    return METHODS[name].__module__
+
+
+class Worker(Protocol):
+    """Runs stages, and says by which code."""
+
+    def run(self, stage: str, inputs: Mapping[str, Path], spec: Any, out: Path) -> None:
+        """One stage call; returns when its outputs are complete in `out`, raises otherwise."""
+
+    def code(self, stage: str, uses: Sequence[str]) -> str:
+        """Digest of the code behind a stage; `uses` names the method and scorer modules in use."""
+
+    def versions(self, stage: str) -> Mapping[str, str]:
+        """Versions of the libraries behind a stage."""
+
+
+class InlineWorker:
+    """One worker in this process; the policy and the scorers stay loaded between stages.
+
+    threads: torch threads, part of what makes results bit-equal; 0 leaves torch's own choice.
+    """
+
+    def __init__(self, threads: int = 0) -> None:
+        self.threads = threads
+        self._resident: Any = None
+
+    def run(self, stage: str, inputs: Mapping[str, Path], spec: Any, out: Path) -> None:
+        if self._resident is None:
+            import torch
+
+            from stages.core.resident import Resident
+
+            if self.threads:
+                torch.set_num_threads(self.threads)
+            self._resident = Resident()
+        import_module(f"stages.{stage}.stage").run(inputs, spec, self._resident, out)
+
+    def code(self, stage: str, uses: Sequence[str]) -> str:
+        offered = {*SCORERS.values(), *code.modules_of("stages.methods")} - {"stages.methods.base"}
+        return code.code_digest(f"stages.{stage}.stage", sorted(uses), sorted(offered - set(uses)))
+
+    def versions(self, stage: str) -> Mapping[str, str]:
+        return code.versions(stage)

@@ -1,0 +1,1 @@
+"""What the pipeline does: one room per stage; nothing here knows Prefect, DVC or processes."""

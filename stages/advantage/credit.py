@@ -1,0 +1,98 @@
+"""Credit rules: a short pipeline of steps from a table of rewards to a table of advantages.
+
+The table that flows through has one row per leaf and scorer: prompt, leaf, s, member, stride, occurrence, scorer,
+reward, weight. `occurrence` counts the leaves of one member that agree on step and stride (0, 1, …): a stride listed
+twice is two granularities, each standardised on its own. Statistics are float64. Each step is a frozen dataclass, so
+a method's rule can be read, compared and hashed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import pandas as pd
+
+GROUP = ("prompt", "s", "member")
+
+
+class Step(Protocol):
+    """One step of a credit rule."""
+
+    def __call__(self, table: pd.DataFrame) -> pd.DataFrame: ...
+
+
+@dataclass(frozen=True)
+class ZScore:
+    """z = (reward − mean)/(std + eps) inside each group of rows that agree on `within` (and on `occurrence`).
+
+    A constant group (max == min) gets exactly 0 and `why_zero = "constant"`; a group of one row has nothing to be
+    compared with and gets 0 and `why_zero = "incomplete"`.
+    Sources: ddof 1, eps 1e-8 in DanceGRPO, MixGRPO and G²RPO; ddof 0, eps 1e-4 in Flow-GRPO.
+    """
+
+    within: tuple[str, ...]
+    ddof: int = 1
+    eps: float = 1e-8
+
+    def __call__(self, table: pd.DataFrame) -> pd.DataFrame:
+        rewards = table["reward"].to_numpy(np.float64)
+        groups = table.groupby([*self.within, "occurrence"], sort=False).ngroup().to_numpy()
+        count = np.bincount(groups).astype(np.float64)
+        # Centring on a member first makes the statistics blind to a constant offset, whatever its size.
+        first = np.unique(groups, return_index=True)[1]
+        centred = rewards - rewards[first][groups]
+        centred -= (np.bincount(groups, centred) / count)[groups]
+        variance = np.bincount(groups, centred**2) / np.maximum(count - self.ddof, 1)
+        high, low = np.full(len(count), -np.inf), np.full(len(count), np.inf)
+        np.maximum.at(high, groups, rewards)
+        np.minimum.at(low, groups, rewards)
+        flat = (high == low)[groups]
+        z = np.where(flat, 0.0, centred / (np.sqrt(variance)[groups] + self.eps))
+        why = np.where((count < 2)[groups], "incomplete", np.where(flat, "constant", ""))
+        return table.assign(z=z, why_zero=why)
+
+
+@dataclass(frozen=True)
+class Total:
+    """advantage = Σ weight·z over the named columns (scorers, strides): one row per (prompt, s, member) remains.
+
+    The parts stay beside it as columns `z.<scorer>.<stride>`, with `#2`, `#3`, … for a stride listed again.
+    `why_zero` is "constant" or "incomplete" where no part came from a group that could be compared.
+    """
+
+    over: tuple[str, ...]
+
+    def __call__(self, table: pd.DataFrame) -> pd.DataFrame:
+        keys = [name for name in GROUP if name not in self.over]
+        suffix = np.where(table["occurrence"] == 0, "", "#" + (table["occurrence"] + 1).astype(str))
+        column = "z." + table["scorer"] + "." + table["stride"].astype(str) + suffix
+        table = table.assign(part=table["weight"] * table["z"], column=column)
+        grouped = table.groupby(keys, sort=True)
+        # "" sorts before every reason, so the minimum is a reason only where all parts have one.
+        result = pd.DataFrame({"total": grouped["part"].sum(), "why_zero": grouped["why_zero"].min()})
+        result = result.join(table.pivot(index=keys, columns="column", values="z")).reset_index()
+        return result.assign(advantage=result["total"])
+
+
+@dataclass(frozen=True)
+class Clip:
+    """advantage clipped to ±limit, after the sum."""
+
+    limit: float
+
+    def __call__(self, table: pd.DataFrame) -> pd.DataFrame:
+        return table.assign(advantage=table["advantage"].clip(-self.limit, self.limit))
+
+
+class Credit(tuple[Step, ...]):
+    """Steps applied in order."""
+
+    def __new__(cls, *steps: Step) -> Credit:
+        return super().__new__(cls, steps)
+
+    def __call__(self, table: pd.DataFrame) -> pd.DataFrame:
+        for step in self:
+            table = step(table)
+        return table

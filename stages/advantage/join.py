@@ -1,0 +1,134 @@
+"""Joining: leaves × scorers → the table a credit rule reads, and its result → the recorded edges it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from stages.advantage.credit import GROUP
+from stages.core.errors import GateError, GranularError
+from stages.core.types import constant
+
+if TYPE_CHECKING:
+    from stages.rollout.store import Rollout
+
+KEYS = list(GROUP)
+SHOWN = 5
+
+
+def scored_leaves(rollout: Rollout, rewards: Mapping[str, pd.DataFrame], weights: Mapping[str, float]) -> pd.DataFrame:
+    """One row per leaf and scorer: the leaf's columns, occurrence, scorer, weight, reward, status, reason.
+
+    A row that a scorer did not write is `missing`, a value that is not finite is `failed`; neither has a reward.
+
+    Raises:
+        GranularError: a reward table that does not belong to this rollout (another leaf, another prompt, a repeat).
+    """
+    leaves = rollout.leaves[["leaf", "prompt", "s", "member", "stride"]].copy()
+    leaves["occurrence"] = leaves.groupby([*KEYS, "stride"], sort=False).cumcount()
+    tables = []
+    for scorer, weight in weights.items():
+        given = rewards[scorer]
+        if given["leaf"].duplicated().any():
+            leaf = given["leaf"][given["leaf"].duplicated()].iloc[0]
+            raise GranularError(f"rewards.{scorer}: leaf {leaf} has more than one row; score the round again.")
+        pairs = given[["leaf", "prompt"]].merge(leaves[["leaf", "prompt"]], how="left", indicator=True)
+        strange = given[(pairs["_merge"] == "left_only").to_numpy()]
+        if len(strange):
+            row = strange.iloc[0]
+            raise GranularError(
+                f"rewards.{scorer}: leaf {row['leaf']} of prompt {row['prompt']} is not in this rollout "
+                f"({len(strange)} such rows); these rewards belong to another round."
+            )
+        table = leaves.merge(given[["leaf", "value", "status", "reason"]], on="leaf", how="left")
+        value = table.pop("value").astype(np.float64)
+        status = table["status"].fillna("missing")
+        reason = table["reason"].fillna("").mask(table["status"].isna(), "the scorer wrote no row")
+        broken = (status == "ok") & ~np.isfinite(value)
+        reason = reason.mask(broken, [f"not a finite number: {number}" for number in value])
+        status = status.mask(broken, "failed")
+        tables.append(
+            table.assign(
+                scorer=scorer, weight=float(weight), reward=value.where(status == "ok"), status=status, reason=reason
+            )
+        )
+    return pd.concat(tables, ignore_index=True)
+
+
+def apply_policy(table: pd.DataFrame, failures: str, round_: int) -> pd.DataFrame:
+    """The rows a credit rule may read: all of them, or those of complete members where the policy is `drop`.
+
+    Dropping removes the member (all its strides and scorers) from its own group and from no other.
+
+    Raises:
+        GranularError: a reward is missing and the policy is `stop`; the sentence names the rows.
+        GateError: a scorer has no reward at all, or one and the same for a whole round of more than one leaf.
+    """
+    bad = table[table["status"] != "ok"]
+    if len(bad) and failures == "stop":
+        rows = "; ".join(
+            f"round {round_} prompt {row.prompt} leaf {row.leaf}, {row.scorer}: {row.status} ({row.reason})"
+            for row in bad.head(SHOWN).itertuples()
+        )
+        more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+        raise GranularError(
+            f"advantage: {len(bad)} of {len(table)} rewards are not there: {rows}{more}; score these rows again, or "
+            "set failures: drop."
+        )
+    for scorer, rows in table.groupby("scorer", sort=False):
+        values = rows["reward"].dropna().to_numpy()
+        if not len(values):
+            raise GateError(f"advantage: round {round_} has no reward at all from scorer '{scorer}'.")
+        if len(rows) > 1 and constant(values):
+            raise GateError(
+                f"advantage: scorer '{scorer}' gave {values[0]:g} to all {len(values)} images of round {round_}; "
+                "a constant scorer teaches nothing, so check its weights and its inputs."
+            )
+    if not len(bad):
+        return table
+    gone = pd.MultiIndex.from_frame(bad[KEYS]).unique()
+    return table[~pd.MultiIndex.from_frame(table[KEYS]).isin(gone)].reset_index(drop=True)
+
+
+def spread(rollout: Rollout, credit: pd.DataFrame) -> pd.DataFrame:
+    """The credit table laid onto recorded edges, one row per edge in order of `edge`.
+
+    A leaf that measures one step (s ≥ 0) pays the edge of that prompt, step and member; a leaf that measures the
+    whole trajectory (s = −1) pays every recorded edge of its prompt and member. An edge whose member was dropped
+    gets advantage 0 and `why_zero = "dropped"`.
+
+    Raises:
+        GranularError: an edge that no leaf measures, or that two kinds of leaves measure.
+        GateError: an advantage is not finite.
+    """
+    edges = rollout.edges.loc[rollout.edges["recorded"], ["edge", *KEYS, "optimizer_step"]].sort_values("edge")
+    known = pd.MultiIndex.from_frame(rollout.leaves[KEYS].astype(np.int64))
+    own = pd.MultiIndex.from_frame(edges[KEYS].astype(np.int64)).isin(known)
+    whole = pd.MultiIndex.from_frame(edges[KEYS].assign(s=-1).astype(np.int64)).isin(known)
+    for wrong, what in ((~own & ~whole, "no leaf"), (own & whole, "two kinds of leaves")):
+        if wrong.any():
+            row = edges[wrong].iloc[0]
+            raise GranularError(
+                f"advantage: {what} measures the step of prompt {row['prompt']}, s {row['s']}, member {row['member']} "
+                f"({int(wrong.sum())} such steps); a trained step needs leaves of its own step or of its trajectory."
+            )
+    edges["measured"] = np.where(own, edges["s"], -1).astype(np.int64)
+    payment = credit.rename(columns={"s": "measured"})
+    payment["paid"] = True
+    table = edges.merge(payment, on=["prompt", "measured", "member"], how="left", validate="many_to_one")
+    dropped = table.pop("paid").isna()
+    table["why_zero"] = table["why_zero"].mask(dropped, "dropped")
+    for name in ("total", "advantage"):
+        table[name] = table[name].mask(dropped, 0.0)
+    if not np.isfinite(table["advantage"]).all():
+        row = table[~np.isfinite(table["advantage"])].iloc[0]
+        raise GateError(
+            f"advantage: prompt {row['prompt']}, s {row['s']}, member {row['member']} has advantage "
+            f"{row['advantage']}; check the rewards of this group."
+        )
+    parts = sorted(name for name in table if name.startswith("z."))
+    order = ["edge", *KEYS, "optimizer_step", *parts, "total", "advantage", "why_zero"]
+    return table[order].reset_index(drop=True)

@@ -1,0 +1,108 @@
+"""The advantage stage: every recorded edge of a round gets one number from the rewards of the leaves it led to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from stages.advantage.join import KEYS, apply_policy, scored_leaves, spread
+from stages.advantage.spec import AdvantageSpec
+from stages.core.errors import GranularError
+from stages.core.publish import write_text
+from stages.core.types import constant
+
+if TYPE_CHECKING:
+    from stages.advantage.credit import Credit
+    from stages.core.resident import Resident
+    from stages.rollout.store import Rollout
+
+
+def advantages(
+    rollout: Rollout,
+    rewards: Mapping[str, pd.DataFrame],
+    weights: Mapping[str, float],
+    credit: Credit,
+    failures: str = "stop",
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The advantages table of a round and its summary; see `stages.advantage.join` for what is refused.
+
+    rewards: scorer → table (leaf, prompt, value, status, reason). weights: scorer → weight.
+    """
+    round_ = int(rollout.attrs["spec"]["round_"])
+    scored = scored_leaves(rollout, rewards, weights)
+    usable = apply_policy(scored, failures, round_)
+    table = spread(rollout, credit(usable))
+    groups = [
+        rows["reward"].to_numpy() for _, rows in usable.groupby(["prompt", "s", "stride", "occurrence", "scorer"])
+    ]
+    summary = {
+        "round": round_,
+        "edges": len(table),
+        "advantage_std": float(table["advantage"].std(ddof=0)),
+        "clipped_advantages": int((table["advantage"] != table["total"]).sum()),
+        "zero_advantages": int((table["advantage"] == 0).sum()),
+        "groups": len(groups),
+        "constant_groups": sum(constant(values) for values in groups),
+        "dropped_members": len(scored[KEYS].drop_duplicates()) - len(usable[KEYS].drop_duplicates()),
+        "scorers": {
+            scorer: {
+                "weight": float(weights[scorer]),
+                "ok": int((rows["status"] == "ok").sum()),
+                "failed": int((rows["status"] == "failed").sum()),
+                "missing": int((rows["status"] == "missing").sum()),
+                "mean": float(rows["reward"].mean()),
+                "std": float(rows["reward"].std(ddof=0)),
+            }
+            for scorer, rows in scored.groupby("scorer", sort=False)
+        },
+        "rank_correlation": rank_correlation(usable),
+    }
+    return table, summary
+
+
+def rank_correlation(table: pd.DataFrame) -> dict[str, dict[str, float | None]]:
+    """How much granularities agree: scorer → "λ/λ'" → Spearman correlation of rewards within groups, pooled.
+
+    Ranks are centred in each (prompt, s) group, so differences between prompts do not count. None where no group has
+    two different rewards. Empty for a single stride.
+    """
+    result: dict[str, dict[str, float | None]] = {}
+    first = table[table["occurrence"] == 0]
+    strides = sorted(int(stride) for stride in first["stride"].unique())
+    for scorer, rows in first.groupby("scorer", sort=False) if len(strides) > 1 else ():
+        wide = rows.pivot(index=KEYS, columns="stride", values="reward").dropna()
+        ranks = wide.groupby(level=["prompt", "s"]).rank()
+        ranks -= ranks.groupby(level=["prompt", "s"]).transform("mean")
+        result[str(scorer)] = {}
+        for one, two in combinations(strides, 2):
+            scale = float(np.sqrt((ranks[one] ** 2).sum() * (ranks[two] ** 2).sum()))
+            result[str(scorer)][f"{one}/{two}"] = float((ranks[one] * ranks[two]).sum()) / scale if scale else None
+    return result
+
+
+def run(inputs: Mapping[str, Path], spec: AdvantageSpec, resident: Resident, out: Path) -> None:
+    """Turn a round's rewards into advantages.
+
+    inputs: rollout, and `rewards.<scorer>` for every scorer of the spec (folders of those stages).
+    Writes `advantages.parquet` and `summary.json`.
+    """
+    from stages.methods import build
+    from stages.rollout.store import read_rollout
+
+    for scorer in spec.rewards:
+        if f"rewards.{scorer}" not in inputs:
+            raise GranularError(
+                f"advantage: rewards.{scorer} has weight {spec.rewards[scorer]:g} but is not an input; "
+                f"got {', '.join(sorted(inputs))}."
+            )
+    rollout = read_rollout(inputs["rollout"] / "rollouts.zarr", latents=False)
+    rewards = {scorer: pd.read_parquet(inputs[f"rewards.{scorer}"] / "rewards.parquet") for scorer in spec.rewards}
+    table, summary = advantages(rollout, rewards, spec.rewards, build(spec.method).credit, spec.failures)
+    table.to_parquet(out / "advantages.parquet", index=False)
+    write_text(out / "summary.json", json.dumps(summary, indent=1) + "\n")

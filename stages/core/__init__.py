@@ -1,0 +1,1 @@
+"""What every stage shares: types, keyed noise, errors, content digests and atomic publication."""

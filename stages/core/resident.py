@@ -1,0 +1,92 @@
+"""What a worker keeps in memory between stages: the policy, its optimizer state, embeddings, scorers, images.
+
+Everything here is a cache of files. A stage run in a fresh process loads the same files and gets the same results.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from stages.core.spec import read_json
+
+if TYPE_CHECKING:
+    from stages.policies.flux import Conditions, FluxPolicy
+    from stages.policies.spec import PolicySpec
+    from stages.reward.base import Scorer
+    from stages.reward.spec import ScorerSpec
+
+
+class Resident:
+    """One process's loaded models. `memory` holds what the trainer keeps from round to round, keyed by digest."""
+
+    def __init__(self) -> None:
+        self.memory: dict[str, Any] = {}
+        self._policies: dict[tuple[PolicySpec, str], FluxPolicy] = {}
+        self._weights: dict[int, str] = {}
+        self._scorers: dict[tuple[str, ScorerSpec, str | None], Scorer] = {}
+        self._conditions: OrderedDict[tuple[str, tuple[int, ...]], Conditions] = OrderedDict()
+        self._images: OrderedDict[str, np.ndarray] = OrderedDict()
+
+    def policy(self, spec: PolicySpec, base: Path) -> FluxPolicy:
+        """The policy of a base folder, loaded once."""
+        import torch
+
+        from stages.policies.flux import FluxPolicy
+
+        if spec.threads:
+            torch.set_num_threads(spec.threads)
+        key = (spec, str(base.resolve()))
+        if key not in self._policies:
+            self._policies[key] = FluxPolicy(spec, base)
+        return self._policies[key]
+
+    def use(self, policy: FluxPolicy, folder: Path, which: Literal["train", "ema"]) -> None:
+        """Put the weights of a policy state folder into the policy, unless they are there already."""
+        from stages.update.state import load_weights
+
+        digest = read_json(folder / "state.json")["digests"][which]
+        if self._weights.get(id(policy)) != digest:
+            self._weights.pop(id(policy), None)
+            load_weights(policy, folder, which)
+            self._weights[id(policy)] = digest
+
+    def holds(self, policy: FluxPolicy, digest: str | None) -> None:
+        """Say which weights a policy now holds (after an update), or that they are unknown (None)."""
+        if digest is None:
+            self._weights.pop(id(policy), None)
+        else:
+            self._weights[id(policy)] = digest
+
+    def conditions(self, policy: FluxPolicy, embeddings: Path, prompts: Sequence[int]) -> Conditions:
+        """Embeddings of some prompts, in the order asked for."""
+        from stages.embed.store import read_embeddings
+
+        key = (str(embeddings.resolve()), tuple(prompts))
+        if key not in self._conditions:
+            self._conditions[key] = policy.conditions(read_embeddings(embeddings, list(prompts)))
+            while len(self._conditions) > 4:
+                self._conditions.popitem(last=False)
+        return self._conditions[key]
+
+    def scorer(self, name: str, spec: ScorerSpec, path: Path | None, device: str) -> Scorer:
+        """A scorer, loaded (and checked against its golden pair) once."""
+        from stages.reward.registry import load
+
+        key = (name, spec, str(path.resolve()) if path else None)
+        if key not in self._scorers:
+            self._scorers[key] = load(name, spec, path, device)
+        return self._scorers[key]
+
+    def images(self, policy: FluxPolicy, rollout: Path, leaf_x: np.ndarray) -> np.ndarray:
+        """The decoded leaves of a rollout, uint8 [M, H, W, 3]; scorers of one round share the decoding."""
+        key = str(rollout.resolve())
+        if key not in self._images:
+            self._images[key] = policy.decode(leaf_x)
+            while len(self._images) > 1:
+                self._images.popitem(last=False)
+        return self._images[key]

@@ -1,0 +1,1 @@
+"""Prompts become embeddings once, so that the text encoders never share memory with training."""

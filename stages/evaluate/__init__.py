@@ -1,0 +1,1 @@
+"""Evaluation: a policy in, rewards on held-out prompts from policy-independent noise out."""

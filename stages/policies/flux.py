@@ -1,0 +1,164 @@
+"""FLUX: a guidance-distilled flow transformer on packed latents, one velocity pass per state.
+
+The adapter speaks diffusers' own classes (`FluxPipeline` folder: FluxTransformer2DModel, CLIPTextModel,
+T5EncoderModel, an AutoencoderKL-like vae), so the lab's tiny model and FLUX.1-dev differ by a path. A latent is
+[tokens, channels], the packed form the transformer sees (FLUX.1-dev at 720²: [2025, 64]). Velocities are float32.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from stages.core.errors import GranularError
+from stages.policies.spec import PolicySpec
+
+TEXT_PARTS = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Prompt embeddings, one row per prompt: name -> [rows, …] on the policy's device."""
+
+    tensors: Mapping[str, torch.Tensor]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.tensors.values())))
+
+    def __getitem__(self, rows: slice) -> Conditions:
+        return Conditions({name: tensor[rows] for name, tensor in self.tensors.items()})
+
+    def rows(self, index: torch.Tensor) -> Conditions:
+        """Rows by position, repeats allowed."""
+        return Conditions({name: tensor[index] for name, tensor in self.tensors.items()})
+
+
+class FluxPolicy:
+    """One loaded FLUX model: what is trained (`module`), how it is evaluated, and how latents become images."""
+
+    latent_dims = ("token", "channel")
+
+    def __init__(self, spec: PolicySpec, base: Path | None = None) -> None:
+        """Load transformer and autoencoder from a pipeline folder.
+
+        Raises:
+            GranularError: the folder, or a component of it, is missing or is not FLUX.
+        """
+        self.spec = spec
+        self.device = spec.device
+        self.base = Path(base or spec.base)
+        pipe = load_pipeline(self.base, without=TEXT_PARTS)
+        self.module: torch.nn.Module = pipe.transformer.to(self.device, torch.float32).eval()
+        self.vae = pipe.vae.to(self.device, torch.float32).eval().requires_grad_(False)
+        self.factor = 2 ** (len(self.vae.config.block_out_channels) - 1)
+        if spec.height % (2 * self.factor) or spec.width % (2 * self.factor):
+            raise GranularError(
+                f"policy.height/width: FLUX packs {2 * self.factor}-pixel squares here, so both must be multiples of "
+                f"{2 * self.factor}, got {spec.height}×{spec.width}."
+            )
+        rows, columns = spec.height // (2 * self.factor), spec.width // (2 * self.factor)
+        self.latent_shape = (rows * columns, int(self.module.config.in_channels))
+        self._image_ids = type(pipe)._prepare_latent_image_ids(1, rows, columns, self.device, torch.float32)
+        self._unpack = type(pipe)._unpack_latents
+
+    def conditions(self, arrays: Mapping[str, np.ndarray]) -> Conditions:
+        """Arrays of the embedding store, one row per prompt, as tensors on the device."""
+        return Conditions({name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()})
+
+    def velocity(self, x: torch.Tensor, time: torch.Tensor, conditions: Conditions) -> torch.Tensor:
+        """v(x, time | prompt) = x1 − x0, float32 [B, tokens, channels]; `time` [B] in [0, 1], 1 = noise."""
+        text = conditions.tensors["prompt_embeds"]
+        guidance = None
+        if self.module.config.guidance_embeds:
+            guidance = torch.full((len(x),), self.spec.guidance, dtype=x.dtype, device=x.device)
+        return self.module(
+            hidden_states=x,
+            timestep=time,
+            guidance=guidance,
+            pooled_projections=conditions.tensors["pooled_prompt_embeds"],
+            encoder_hidden_states=text,
+            txt_ids=torch.zeros(text.shape[1], 3, device=x.device),
+            img_ids=self._image_ids,
+            return_dict=False,
+        )[0].float()
+
+    @torch.no_grad()
+    def decode(self, x: np.ndarray, batch: int = 64) -> np.ndarray:
+        """Clean latents [N, tokens, channels] → images uint8 [N, H, W, 3], rounded as the diffusers pipeline does."""
+        images = np.empty((len(x), self.spec.height, self.spec.width, 3), np.uint8)
+        for start in range(0, len(x), batch):
+            rows = torch.from_numpy(np.ascontiguousarray(x[start : start + batch]))
+            count = len(rows)
+            # A fixed batch shape, so that an image's bits do not depend on what is decoded beside it.
+            rows = torch.cat([rows, rows[:1].expand(batch - count, -1, -1)]) if count < batch else rows
+            z = self._unpack(rows.to(self.device), self.spec.height, self.spec.width, self.factor)
+            z = z / self.vae.config.scaling_factor + (self.vae.config.shift_factor or 0.0)
+            decoded = self.vae.decode(z, return_dict=False)[0][:count]
+            pixels = (decoded.float() / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
+            images[start : start + count] = (pixels.cpu().numpy() * 255).round().astype(np.uint8)
+        return images
+
+
+class FluxTextEncoder:
+    """The text side of a FLUX folder, loaded only while prompts are embedded."""
+
+    family = "flux"
+
+    def __init__(self, spec: PolicySpec, base: Path | None = None) -> None:
+        self.base = Path(base or spec.base)
+        self.pipe = load_pipeline(self.base, without=("transformer", "vae"))
+        self.pipe.to(spec.device)
+        self.length = min(self.pipe.tokenizer_2.model_max_length, 512)
+
+    @torch.no_grad()
+    def encode(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
+        """prompt_embeds [N, length, width] (T5) and pooled_prompt_embeds [N, width] (CLIP), float32."""
+        embeds, pooled, _ = self.pipe.encode_prompt(
+            prompt=list(texts), prompt_2=None, max_sequence_length=self.length, device=self.pipe.device
+        )
+        return {
+            "prompt_embeds": embeds.float().cpu().numpy(),
+            "pooled_prompt_embeds": pooled.float().cpu().numpy(),
+        }
+
+    def truncated(self, texts: Sequence[str]) -> list[bool]:
+        """Which prompts are longer than the T5 tokenizer's limit, so that their end is cut."""
+        return [len(ids) > self.length for ids in self.pipe.tokenizer_2(list(texts), truncation=False).input_ids]
+
+
+def load_pipeline(base: Path, without: Sequence[str]) -> Any:
+    """`FluxPipeline.from_pretrained` from a local folder, leaving out some components.
+
+    Raises:
+        GranularError: one sentence about what is missing and where it was looked for.
+    """
+    from diffusers import FluxPipeline
+    from diffusers.utils import logging
+
+    if not (base / "model_index.json").is_file():
+        raise GranularError(
+            f"policy.base: {base} holds no diffusers pipeline (no model_index.json); give the folder of a FLUX "
+            "pipeline, such as a local download of black-forest-labs/FLUX.1-dev."
+        )
+    # Diffusers takes components of other packages only from modules that are imported already: the lab's autoencoder.
+    for entry in json.loads((base / "model_index.json").read_text(encoding="utf-8")).values():
+        if isinstance(entry, list) and str(entry[0]).startswith("stages."):
+            import_module(entry[0])
+    logging.disable_progress_bar()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return FluxPipeline.from_pretrained(
+                str(base), torch_dtype=torch.float32, local_files_only=True, **dict.fromkeys(without)
+            )
+        except (OSError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise GranularError(f"policy.base: {base} could not be loaded as a FLUX pipeline: {reason}") from None

@@ -1,0 +1,171 @@
+"""Everything the report knows, read from files: `data/evaluations/*` and `data/runs/*`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from stages.core.errors import GranularError
+from stages.core.spec import read_json
+
+BASE = "base"
+# Evaluations that differ in any of these did not measure the same thing and are never compared.
+COMPARABLE = (*("seed", "prompts", "noises", "steps", "shift", "family", "model_time", "guidance", "height", "width"),)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One policy's evaluation.
+
+    rewards: prompt, noise, tag, scorer, value, status, reason and `sub.*`, one row per image and scorer.
+    prompt [I], text [I], noise [N], images uint8 [I, N, H, W, 3]: the images kept for people.
+    summary: what was evaluated and how (see `stages.evaluate`).
+    """
+
+    name: str
+    rewards: pd.DataFrame
+    prompt: np.ndarray
+    text: np.ndarray
+    images: np.ndarray
+    summary: dict[str, Any]
+
+    def of(self, scorer: str) -> pd.DataFrame:
+        """The rows of one scorer."""
+        return self.rewards[self.rewards["scorer"] == scorer]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run: run.json, rounds.parquet, validation.parquet, and spread and zeros of its advantages."""
+
+    name: str
+    info: dict[str, Any]
+    rounds: pd.DataFrame
+    validation: pd.DataFrame
+    advantages: pd.DataFrame
+
+    @property
+    def trained(self) -> frozenset[str]:
+        """Names of the scorers it was trained on."""
+        return frozenset(self.info["spec"]["rewards"])
+
+    @property
+    def ledger(self) -> dict[str, int]:
+        """What it cost, counted (`stages.core.types.Ledger`)."""
+        return self.info["ledger"]
+
+
+@dataclass(frozen=True)
+class Results:
+    """The base policy's evaluation, and each run with its own, in the order of their names."""
+
+    base: Evaluation
+    evaluations: tuple[Evaluation, ...]
+    runs: Mapping[str, Run]
+
+    @property
+    def policies(self) -> tuple[Evaluation, ...]:
+        """The base first, then the runs."""
+        return (self.base, *self.evaluations)
+
+    @property
+    def scorers(self) -> tuple[str, ...]:
+        """Trained ones first, then the others, each in the order of the evaluation."""
+        names = list(self.base.summary["scorers"])
+        trained = {name for run in self.runs.values() for name in run.trained}
+        return (*(n for n in names if n in trained), *(n for n in names if n not in trained))
+
+    def trained(self, policy: str, scorer: str) -> bool:
+        """Whether `policy` was trained on `scorer`."""
+        return policy in self.runs and scorer in self.runs[policy].trained
+
+    def use(self, scorer: str) -> str:
+        """How the runs used a scorer: `trained`, `not trained`, or `trained by some`."""
+        uses = {self.trained(name, scorer) for name in self.runs}
+        return {frozenset({True}): "trained", frozenset({True, False}): "trained by some"}.get(
+            frozenset(uses), "not trained"
+        )
+
+
+def read(evaluations: Path, runs: Path) -> Results:
+    """Read all results.
+
+    Raises:
+        GranularError: one sentence naming what to run, where an evaluation or a run is missing; or which setting
+            differs, where evaluations cannot be compared.
+    """
+    present = _folders(evaluations, "summary.json")
+    trained = _folders(runs, "run.json")
+    missing = [name for name in (BASE, *trained) if name not in present]
+    if missing:
+        raise GranularError(
+            f"{evaluations}: no evaluation of {', '.join(missing)}; run "
+            + " and ".join(f"`granular evaluate {name}`" for name in missing)
+            + "."
+        )
+    stray = [name for name in present if name != BASE and name not in trained]
+    if stray:
+        raise GranularError(
+            f"{runs}: '{stray[0]}' was evaluated but its run is not there; run `granular align {stray[0]}`."
+        )
+    base = _evaluation(evaluations / BASE)
+    others = tuple(_evaluation(evaluations / name) for name in trained)
+    for other in others:
+        _comparable(evaluations, base, other)
+    return Results(base, others, {name: _run(runs / name) for name in trained})
+
+
+def _folders(root: Path, marker: str) -> list[str]:
+    return sorted(path.parent.name for path in root.glob(f"*/{marker}") if not path.parent.name.startswith("."))
+
+
+def _evaluation(folder: Path) -> Evaluation:
+    with np.load(folder / "images.npz", allow_pickle=False) as pictures:
+        arrays = {name: pictures[name] for name in ("prompt", "text", "images")}
+    rewards = pd.read_parquet(folder / "rewards.parquet")
+    if rewards.duplicated(["prompt", "noise", "scorer"]).any():
+        raise GranularError(
+            f"{folder}/rewards.parquet: an image is scored twice; run `granular evaluate {folder.name}`."
+        )
+    return Evaluation(folder.name, rewards, summary=read_json(folder / "summary.json"), **arrays)
+
+
+def _run(folder: Path) -> Run:
+    table = pd.read_parquet(folder / "advantages.parquet", columns=["s", "advantage"])
+    table["zero"] = table["advantage"] == 0
+    grouped = table.groupby("s", sort=True)
+    spread = pd.DataFrame(
+        {"std": grouped["advantage"].std(ddof=0), "zero": grouped["zero"].mean(), "count": grouped.size()}
+    ).reset_index()
+    return Run(
+        folder.name,
+        read_json(folder / "run.json"),
+        pd.read_parquet(folder / "rounds.parquet"),
+        pd.read_parquet(folder / "validation.parquet"),
+        spread,
+    )
+
+
+def _comparable(root: Path, base: Evaluation, other: Evaluation) -> None:
+    for key in COMPARABLE:
+        if base.summary[key] != other.summary[key]:
+            raise GranularError(
+                f"{root}: '{other.name}' was evaluated with {key} {_short(other.summary[key])}, base with "
+                f"{_short(base.summary[key])}; run `granular evaluate` for both under one setting."
+            )
+    ours, theirs = base.summary["scorers"], other.summary["scorers"]
+    for name in {*ours, *theirs}:
+        if ours.get(name, {}).get("identity") != theirs.get(name, {}).get("identity"):
+            raise GranularError(
+                f"{root}: '{other.name}' and base were scored by different versions of '{name}'; "
+                "run `granular evaluate` for both."
+            )
+
+
+def _short(value: Any) -> str:
+    return f"a list of {len(value)}" if isinstance(value, list) else str(value)

@@ -1,0 +1,85 @@
+"""What a scorer is, and the golden pairs that prove it is the scorer it claims to be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from stages.core.errors import GateError, GranularError
+from stages.core.spec import read_json
+from stages.core.types import Reward
+
+GOLDEN = "golden.json"
+GOLDEN_TOLERANCE = 1e-3
+
+
+class Scorer(Protocol):
+    """A loaded reward model.
+
+    kind: `pointwise`: every image is judged alone, so `score(batch)[i] == score([i])` bit for bit, and permuting the
+        inputs permutes the outputs.
+    batch: images it likes to be handed at a time (its own forwards are padded to exactly this many).
+    """
+
+    kind: Literal["pointwise"]
+    batch: int
+
+    def score(self, *, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[dict[str, Any]]) -> list[Reward]:
+        """One reward per image. images: uint8 [N, H, W, 3]; prompts, metadata: each image's own, [N]."""
+        ...
+
+    def truncated(self, prompts: Sequence[str]) -> list[bool]:
+        """Which prompts are longer than the scorer reads, so that their end is ignored, [N]."""
+        ...
+
+    def identity(self) -> dict[str, str]:
+        """Kind, code digest and weight digest: two scorers with equal identities give equal rewards."""
+        ...
+
+
+def require_aligned(images: np.ndarray, prompts: Sequence[str], metadata: Sequence[dict[str, Any]]) -> None:
+    """Refuse anything but uint8 images [N, H, W, 3] with one prompt and one metadata each."""
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3:
+        raise ValueError(f"images must be uint8 [N, H, W, 3], got {images.dtype} {list(images.shape)}")
+    if not len(images) == len(prompts) == len(metadata):
+        raise ValueError(f"{len(images)} images with {len(prompts)} prompts and {len(metadata)} metadata")
+
+
+def check_golden(scorer: Scorer, folder: Path, tolerance: float = GOLDEN_TOLERANCE) -> int:
+    """Score the golden pairs of a scorer folder; returns how many there were (0 without a `golden.json`).
+
+    `golden.json` is a list of {"image": PNG beside it, "prompt": str, "score": float, "metadata"?: {…}}.
+
+    Raises:
+        GateError: a score is further than `tolerance` from the recorded one, or there is none.
+        GranularError: the file cannot be read as such a list.
+    """
+    path = folder / GOLDEN
+    if not path.is_file():
+        return 0
+    pairs = read_json(path)
+    if not isinstance(pairs, list) or not all({"image", "prompt", "score"} <= set(pair) for pair in pairs):
+        raise GranularError(f"{path}: expected a list of objects with 'image', 'prompt' and 'score'.")
+    for pair in pairs:
+        image = _read_image(folder / pair["image"])
+        reward = scorer.score(images=image[None], prompts=[pair["prompt"]], metadata=[pair.get("metadata", {})])[0]
+        # Written so that a failed reward (no value) fails too.
+        if reward.value is None or not abs(reward.value - pair["score"]) <= tolerance:
+            raise GateError(
+                f"{path}: {pair['image']} with {pair['prompt']!r} scores {reward.value} {reward.reason}, expected "
+                f"{pair['score']} ± {tolerance:g}; the weights, the preprocessing or a library changed."
+            )
+    return len(pairs)
+
+
+def _read_image(path: Path) -> np.ndarray:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            return np.asarray(image.convert("RGB"))
+    except OSError as error:
+        raise GranularError(f"{path}: cannot read the golden image ({error}).") from None

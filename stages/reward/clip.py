@@ -1,0 +1,303 @@
+"""Scorer `open_clip`: the raw cosine of an image and its prompt under any open_clip model in a local folder.
+
+    score = ⟨f(image)/‖f(image)‖, g(prompt)/‖g(prompt)‖⟩  in [−1, 1], float32; no logit scale
+
+The folder is what open_clip writes for a hub: `open_clip_config.json` (`model_cfg`, `preprocess_cfg`), the weights,
+and the files of a Hugging Face tokenizer where `text_cfg.hf_tokenizer_name` asks for one. Nothing is downloaded, and
+the weights must fit exactly. Preprocessing is open_clip's own (shortest side, centre crop, bicubic with antialias) on
+batched uint8 tensors: within two grey levels of what PIL computes, and equal to it in nearly all pixels.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from stages.core import digest
+from stages.core.code import code_digest
+from stages.core.errors import GranularError, nearest
+from stages.core.progress import say
+from stages.core.spec import read_json
+from stages.core.types import Reward
+from stages.reward.base import require_aligned
+
+if TYPE_CHECKING:
+    import torch
+
+CONFIG = "open_clip_config.json"
+WEIGHTS = (
+    *("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors"),
+    *("open_clip_pytorch_model.bin", "open_clip_pytorch_model.pt"),
+)
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "spiece.model")
+# Text features kept between calls (a prompt comes back for every member, step and epoch); 4 KiB each for ViT-H.
+_REMEMBERED_TEXTS = 16384
+
+# images uint8 [B, H, W, 3] -> model input float32 [B, 3, S, S]
+Preprocess = Callable[["torch.Tensor"], "torch.Tensor"]
+
+
+def load_open_clip(path: Path, batch: int, device: str) -> ClipScorer:
+    """The scorer of an open_clip folder.
+
+    Raises:
+        GranularError: what is missing and where it was looked for, or how the weights do not fit.
+    """
+    config = read_config(path)
+    weights = next((path / name for name in WEIGHTS if (path / name).is_file()), None)
+    if weights is None:
+        raise GranularError(f"no weights in {path}: looked for {', '.join(WEIGHTS)}.")
+    model = build_model(config["model_cfg"], path)
+    load_strictly(model, read_weights(weights), weights)
+    preprocess = open_clip_preprocess(config.get("preprocess_cfg", {}), image_size(model, path), path)
+    tokenizer = Tokenizer(config["model_cfg"]["text_cfg"], path)
+    return ClipScorer(
+        "open_clip", __name__, model=model, config=config, tokenizer=tokenizer, preprocess=preprocess, batch=batch,
+        device=device,
+    )  # fmt: skip
+
+
+class ClipScorer:
+    """Cosines of images and prompts under one CLIP model; `preprocess` is what sets the kinds of scorers apart."""
+
+    kind: Literal["pointwise"] = "pointwise"
+
+    def __init__(
+        self, name: str, module: str, *, model: torch.nn.Module, config: Mapping[str, Any], tokenizer: Tokenizer,
+        preprocess: Preprocess, batch: int, device: str,
+    ) -> None:  # fmt: skip
+        self.batch = batch
+        self.device = device
+        self.model = model.eval().requires_grad_(False).to(device)
+        self.tokenizer = tokenizer
+        self.preprocess = preprocess
+        self._texts: dict[str, torch.Tensor] = {}
+        self._warned = False
+        self._identity = {
+            "kind": name,
+            "code": code_digest(module),
+            "weights": digest.of_tensors(model.state_dict()),
+            "config": digest.of_json(config),
+            "tokenizer": tokenizer.digest,
+        }
+
+    def identity(self) -> dict[str, str]:
+        """Kind and digests of code, weights, config and tokenizer."""
+        return dict(self._identity)
+
+    def truncated(self, prompts: Sequence[str]) -> list[bool]:
+        """Which prompts have more tokens than the text tower reads."""
+        return [self.tokenizer.length(prompt) > self.tokenizer.context for prompt in prompts]
+
+    def score(self, *, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[dict[str, Any]]) -> list[Reward]:
+        """Cosines, [N]; a non-finite one is a failed reward."""
+        import torch
+
+        require_aligned(images, prompts, metadata)
+        # TF32 would be used in convolutions by default, and cudnn may otherwise choose another algorithm each time.
+        exact = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
+        with torch.no_grad(), exact:
+            texts = self._encode_texts(prompts)
+            rewards: list[Reward] = []
+            for start in range(0, len(images), self.batch):
+                rows = images[start : start + self.batch]
+                padded = np.zeros((self.batch, *images.shape[1:]), np.uint8)
+                padded[: len(rows)] = rows
+                pixels = self.preprocess(torch.from_numpy(padded).to(self.device))
+                image = _unit(self.model.encode_image(pixels))
+                text = torch.zeros_like(image)
+                text[: len(rows)] = texts[start : start + self.batch]
+                cosines = (image * text).sum(-1)[: len(rows)]
+                rewards += [Reward(float(value)) for value in cosines.cpu()]
+        return rewards
+
+    def _encode_texts(self, prompts: Sequence[str]) -> torch.Tensor:
+        """Unit text features [N, D] of the prompts; each distinct text is encoded once, in padded batches."""
+        import torch
+
+        if len(self._texts) > _REMEMBERED_TEXTS:
+            self._texts.clear()
+        new = [text for text in dict.fromkeys(prompts) if text not in self._texts]
+        if not self._warned and any(cut := self.truncated(new)):
+            self._warned = True
+            say(
+                f"warning: prompts longer than the {self.tokenizer.context} tokens a scorer reads are "
+                f"cut, for example {new[cut.index(True)][:60]!r}…; each round's summary counts them"
+            )
+        for start in range(0, len(new), self.batch):
+            rows = new[start : start + self.batch]
+            tokens = self.tokenizer(rows + [""] * (self.batch - len(rows))).to(self.device)
+            features = _unit(self.model.encode_text(tokens))
+            self._texts.update(zip(rows, features))
+        if not prompts:
+            return torch.zeros(0, 0)
+        return torch.stack([self._texts[text] for text in prompts])
+
+
+class Tokenizer:
+    """The folder's Hugging Face tokenizer where its config names one, else CLIP's own byte-pair vocabulary."""
+
+    def __init__(self, text_cfg: Mapping[str, Any], folder: Path) -> None:
+        from open_clip.tokenizer import HFTokenizer, SimpleTokenizer
+
+        self.context = int(text_cfg.get("context_length", 77))
+        options = dict(text_cfg.get("tokenizer_kwargs", {}))
+        name = text_cfg.get("hf_tokenizer_name")
+        if name:
+            # Beside the weights, wherever the config's author had it; open_clip does the same for local folders.
+            places = (folder / name, folder)
+            source = next((p for p in places if any((p / f).is_file() for f in _TOKENIZER_FILES)), None)
+            if source is None:
+                raise GranularError(
+                    f"no tokenizer in {folder}: {CONFIG} names '{name}', so its files ({', '.join(_TOKENIZER_FILES)}) "
+                    f"must lie in that folder or in {folder / name}."
+                )
+            mode = text_cfg.get("tokenizer_mode")
+            self._encode = HFTokenizer(str(source), context_length=self.context, tokenizer_mode=mode, **options)
+            size = len(self._encode.tokenizer)
+            self._length = lambda text: len(self._encode.tokenizer(self._encode.clean_fn(text)).input_ids)
+            files = [source / name for name in _TOKENIZER_FILES if (source / name).is_file()]
+            self.digest = digest.of_json({file.name: digest.of_file(file) for file in files})
+        else:
+            self._encode = SimpleTokenizer(context_length=self.context, **options)
+            size = self._encode.vocab_size
+            self._length = lambda text: len(self._encode.encode(text)) + 2  # start and end marks
+            self.digest = digest.of_json(["SimpleTokenizer", size, options])
+        if size > text_cfg.get("vocab_size", 49408):
+            raise GranularError(
+                f"the tokenizer of {folder} has {size} tokens, the model in {CONFIG} only {text_cfg['vocab_size']}."
+            )
+
+    def __call__(self, texts: Sequence[str]) -> torch.Tensor:
+        """Token ids [N, context], cut and padded."""
+        return self._encode(list(texts))
+
+    def length(self, text: str) -> int:
+        """Tokens of the uncut text, start and end marks included."""
+        return self._length(text)
+
+
+def _unit(features: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return torch.nn.functional.normalize(features.float(), dim=-1)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """`open_clip_config.json` of a folder, with its `model_cfg`."""
+    path = folder / CONFIG
+    if not path.is_file():
+        raise GranularError(f"no model config: looked for {path}.")
+    config = read_json(path)
+    if not isinstance(config, dict) or not {"vision_cfg", "text_cfg"} <= set(config.get("model_cfg", {})):
+        raise GranularError(f"{path}: expected an open_clip config with model_cfg.vision_cfg and model_cfg.text_cfg.")
+    return config
+
+
+def build_model(model_cfg: Mapping[str, Any], where: Path) -> torch.nn.Module:
+    """The architecture with random weights, float32; towers never fetch weights of their own."""
+    from open_clip.model import CLIP, CustomTextCLIP
+
+    cfg = copy.deepcopy(dict(model_cfg))
+    custom = cfg.pop("custom_text", False) or "hf_model_name" in cfg["text_cfg"]
+    if "hf_model_name" in cfg["text_cfg"]:
+        cfg["text_cfg"]["hf_model_pretrained"] = False
+    if "timm_model_name" in cfg["vision_cfg"]:
+        cfg["vision_cfg"]["timm_model_pretrained"] = False
+    try:
+        return (CustomTextCLIP if custom else CLIP)(**cfg)
+    except (TypeError, KeyError) as error:
+        raise GranularError(f"{where / CONFIG}: open_clip cannot build this model ({error}).") from None
+
+
+def read_weights(path: Path) -> dict[str, torch.Tensor]:
+    """A state dict from safetensors or from a torch file (plain, or under the key `state_dict`), on the CPU."""
+    import pickle
+
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, OSError, SafetensorError, pickle.UnpicklingError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise GranularError(f"{path}: cannot be read as weights ({reason}).") from None
+    state = content.get("state_dict", content) if isinstance(content, Mapping) else None
+    if not state or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise GranularError(f"{path}: expected a mapping of tensors, plain or under the key 'state_dict'.")
+    return dict(state)
+
+
+def load_strictly(model: torch.nn.Module, state: Mapping[str, torch.Tensor], where: Path) -> None:
+    """Load every weight or none: a tower that stayed random would score plausibly and mean nothing."""
+    own = model.state_dict()
+    missing = sorted(set(own) - set(state))
+    unknown = sorted(set(state) - set(own))
+    reshaped = sorted(name for name in set(own) & set(state) if own[name].shape != state[name].shape)
+    faults = [
+        f"{len(names)} {what} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
+        for what, names in (("missing", missing), ("unknown", unknown), ("of another shape", reshaped))
+        if names
+    ]
+    if faults:
+        raise GranularError(f"{where}: the weights do not fit the model: {'; '.join(faults)}.")
+    model.load_state_dict(dict(state), strict=True)
+
+
+def image_size(model: torch.nn.Module, where: Path) -> int:
+    """The side of the (square) images a model takes."""
+    size = model.visual.image_size
+    sides = {size} if isinstance(size, int) else set(size)
+    if len(sides) != 1:
+        raise GranularError(f"{where / CONFIG}: only square inputs are supported, vision_cfg.image_size is {size}.")
+    return sides.pop()
+
+
+def open_clip_preprocess(overrides: Mapping[str, Any], size: int, where: Path) -> Preprocess:
+    """open_clip's evaluation transform for batched uint8 tensors, from a config's `preprocess_cfg`.
+
+    shortest: the shortest side becomes `size`, the centre is cut out. squash: both sides become `size`. longest: the
+    longest side becomes `size`, the rest is filled with `fill_color`.
+    """
+    from open_clip.transform import PreprocessCfg, center_crop_or_pad, merge_preprocess_dict
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms import functional as F
+
+    cfg = PreprocessCfg(**merge_preprocess_dict(PreprocessCfg(), dict(overrides)))
+    for key, value, allowed in (
+        ("resize_mode", cfg.resize_mode, ("shortest", "longest", "squash")),
+        ("interpolation", cfg.interpolation, ("bicubic", "bilinear")),
+    ):
+        if value not in allowed:
+            raise GranularError(f"{where / CONFIG}: preprocess_cfg.{key} '{value}': {nearest(str(value), allowed)}")
+    mode = InterpolationMode(cfg.interpolation)
+
+    def resize(x: torch.Tensor, height: int, width: int) -> torch.Tensor:
+        # PIL resizes one side at a time (width first, unless only the height shrinks) and rounds to uint8 after each;
+        # resizing both at once would be up to six grey levels off.
+        before = x.shape[-2:]
+        first = [height, before[1]] if height < before[0] and width > before[1] else [before[0], width]
+        return F.resize(F.resize(x, first, mode, antialias=True), [height, width], mode, antialias=True)
+
+    def preprocess(images: torch.Tensor) -> torch.Tensor:
+        x = images.permute(0, 3, 1, 2).contiguous()
+        height, width = x.shape[-2:]
+        if cfg.resize_mode == "shortest":
+            short = min(height, width)
+            x = F.center_crop(resize(x, size * height // short, size * width // short), [size, size])
+        elif cfg.resize_mode == "squash":
+            x = resize(x, size, size)
+        else:
+            ratio = max(height, width) / size
+            x = resize(x, round(height / ratio), round(width / ratio))
+            x = center_crop_or_pad(x, [size, size], fill=cfg.fill_color)
+        return F.normalize(x.float() / 255, list(cfg.mean), list(cfg.std))
+
+    return preprocess

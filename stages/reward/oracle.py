@@ -1,0 +1,48 @@
+"""Scorer `lab_oracle`: the embedded world's ground truth.
+
+Value: graded score in [0, 1]. Sub-score `correct`: 0 or 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from stages.core.code import code_digest
+from stages.core.types import Reward
+from stages.reward.base import require_aligned
+
+
+class OracleScorer:
+    """`stages.lab.oracle.judge` as a scorer; it reads a prompt's metadata, never its text."""
+
+    kind: Literal["pointwise"] = "pointwise"
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def identity(self) -> dict[str, str]:
+        """Kind and code digest; there are no weights."""
+        return {"kind": "lab_oracle", "code": code_digest(__name__)}
+
+    def truncated(self, prompts: Sequence[str]) -> list[bool]:
+        """None: the text is not read."""
+        return [False] * len(prompts)
+
+    def score(self, *, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[dict[str, Any]]) -> list[Reward]:
+        """Graded verdicts, [N]; a prompt from outside the lab (no `include`) is a failure, not a zero."""
+        from stages.lab.oracle import judge
+
+        require_aligned(images, prompts, metadata)
+        rewards = [Reward.failed("the prompt's metadata has no 'include'; the oracle judges lab prompts only")] * len(
+            images
+        )
+        known = [row for row, wanted in enumerate(metadata) if "include" in wanted]
+        verdicts = judge(images[known], [metadata[row] for row in known]) if known else []
+        for row, verdict in zip(known, verdicts):
+            rewards[row] = Reward(
+                float(verdict.score), reason=verdict.reason, parts=(("correct", float(verdict.correct)),)
+            )
+        return rewards

@@ -1,0 +1,107 @@
+"""The rollout stage: plan the trees of a round, run the engine shard by shard, store what later stages need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stages.core.progress import bar
+from stages.core.types import Ledger
+from stages.methods import Plan, build
+from stages.rollout import store
+from stages.rollout.engine import Forest, Noise, RolloutShard, run_forest
+from stages.rollout.grid import make_grid
+from stages.rollout.spec import RolloutSpec, SamplerSpec
+from stages.rollout.tree import FrozenTree
+
+if TYPE_CHECKING:
+    from stages.core.resident import Resident
+    from stages.policies.flux import Conditions, FluxPolicy
+
+
+def plan_trees(spec: RolloutSpec) -> list[FrozenTree]:
+    """One tree per prompt of the round; prompts share the object where the method plans them alike."""
+    method = build(spec.method)
+    grid = make_grid(spec.grid)
+    if not method.per_prompt:
+        return [method.tree(Plan(grid, spec.group, spec.seed, spec.round_))] * len(spec.prompts)
+    return [method.tree(Plan(grid, spec.group, spec.seed, spec.round_, prompt)) for prompt in spec.prompts]
+
+
+def sample(
+    trees: Sequence[FrozenTree],
+    prompts: Sequence[int],
+    *,
+    policy: FluxPolicy,
+    conditions: Conditions,
+    noise: Noise,
+    sampler: SamplerSpec,
+    label: str,
+) -> list[RolloutShard]:
+    """Run the trees of `prompts` (with one row of `conditions` each) in shards of `prompts_per_shard`."""
+    shards = []
+    total = sum(int(tree.nodes["evaluated"].sum()) for tree in trees)
+    with bar(total, label, "evaluations") as progress:
+        for start in range(0, len(prompts), sampler.prompts_per_shard):
+            chosen = slice(start, start + sampler.prompts_per_shard)
+            forest = Forest.of(trees[chosen], prompts[chosen])
+            rows = conditions[chosen]
+
+            def velocity(x, time, index, rows=rows):  # type: ignore[no-untyped-def]
+                return policy.velocity(x, time, rows.rows(index))
+
+            shards.append(
+                run_forest(
+                    forest,
+                    velocity=velocity,
+                    noise=noise,
+                    max_batch=sampler.max_batch,
+                    state_dtype=sampler.state_dtype,
+                    device=policy.device,
+                    progress=progress.update,
+                )
+            )
+    return shards
+
+
+def run(inputs: Mapping[str, Path], spec: RolloutSpec, resident: Resident, out: Path) -> None:
+    """Sample a round.
+
+    inputs: prompts, embeddings (folders of those stages), base (pipeline folder), policy (policy state folder).
+    Writes `rollouts.zarr`.
+    """
+    policy = resident.policy(spec.policy, inputs["base"])
+    resident.use(policy, inputs["policy"], "train")
+    conditions = resident.conditions(policy, inputs["embeddings"], spec.prompts)
+    trees = plan_trees(spec)
+    shards = sample(
+        trees,
+        spec.prompts,
+        policy=policy,
+        conditions=conditions,
+        noise=Noise(spec.seed, spec.round_, policy.latent_shape),
+        sampler=spec.sampler,
+        label=f"round {spec.round_} rollout",
+    )
+    planned = sum((tree.ledger() for tree in trees), Ledger())
+    counted = sum(shard.evaluations for shard in shards)
+    if counted != planned.evaluations:
+        raise AssertionError(f"planned {planned.evaluations} evaluations, the engine did {counted}")
+    path = out / "rollouts.zarr"
+    described = asdict(spec)
+    # Where the base lies is not part of what was sampled.
+    described["policy"].pop("base")
+    store.create(
+        path,
+        {
+            "spec": described,
+            "sigmas": make_grid(spec.grid).sigmas,
+            "latent_dims": policy.latent_dims,
+            "shards": len(shards),
+            "ledger": asdict(planned),
+        },
+    )
+    for number, shard in enumerate(shards):
+        store.write_shard(path, number, shard, spec.sampler.state_dtype, policy.latent_dims)

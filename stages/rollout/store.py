@@ -1,0 +1,175 @@
+"""The latent store: one Zarr group per shard, one file per array, a `complete` flag written last.
+
+    rollouts.zarr/            attrs: schema, spec, sigmas, latent_dims
+      shard-0000/             attrs: complete; opens in xarray with named dimensions
+        nodes_<column> [node]   edges_<column> [edge]   leaves_<column> [leaf]   prompt [prompt]
+        parent_node [parent]   parent_x, parent_v [parent, *latent]
+        next_edge [next]       next_x [next, *latent]
+        leaf_node [image]      leaf_x [image, *latent]
+
+States are stored in the precision in which they were continued, velocities in float32 (rounding the stored velocity
+would move the first ratio away from 1). A missing shard reads as fill values in Zarr, hence the flag.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from stages.core.errors import GranularError
+from stages.rollout.engine import RolloutShard
+from stages.rollout.tree import EDGE, LEAF, NODE
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A whole round as read back, shards concatenated in order; ids are global over the round.
+
+    prompts: [P] row ids in plan order. nodes (index = node id), edges (column `edge` = id), leaves (column `leaf` =
+    id): the columns of `stages.rollout.tree` plus `prompt`.
+    parent_nodes [Q], parent_x, parent_v [Q, *latent]; next_edges [R], next_x [R, *latent]; leaf_nodes [M],
+    leaf_x [M, *latent]: float32. attrs: spec, sigmas, latent_dims.
+    """
+
+    prompts: np.ndarray
+    nodes: pd.DataFrame
+    edges: pd.DataFrame
+    leaves: pd.DataFrame
+    parent_nodes: np.ndarray
+    parent_x: np.ndarray
+    parent_v: np.ndarray
+    next_edges: np.ndarray
+    next_x: np.ndarray
+    leaf_nodes: np.ndarray
+    leaf_x: np.ndarray
+    attrs: dict[str, Any]
+
+
+def create(path: Path, attrs: Mapping[str, Any]) -> None:
+    """An empty store; attrs must be JSON."""
+    import zarr
+
+    group = zarr.create_group(str(path), zarr_format=3)
+    group.attrs.update({"schema": SCHEMA, **json.loads(json.dumps(attrs))})
+
+
+def write_shard(path: Path, number: int, shard: RolloutShard, state_dtype: str, dims: tuple[str, ...]) -> None:
+    """One shard's group; its `complete` flag is the last thing written."""
+    import zarr
+
+    group = zarr.open_group(str(path), mode="r+").create_group(f"shard-{number:04d}", attributes={"complete": False})
+
+    def put(name: str, array: np.ndarray, *names: str) -> None:
+        # One chunk, hence one file; latents are mostly noise and do not compress.
+        target = group.create_array(
+            name,
+            shape=array.shape,
+            dtype=array.dtype,
+            chunks=tuple(max(n, 1) for n in array.shape),
+            dimension_names=names,
+            compressors=None if len(names) > 1 else "auto",
+        )
+        target[...] = array
+
+    forest = shard.forest
+    put("prompt", forest.prompts, "prompt")
+    for table, columns, dim in (
+        ("nodes", forest.nodes, "node"),
+        ("edges", forest.edges, "edge"),
+        ("leaves", forest.leaves, "leaf"),
+    ):
+        for name, values in columns.items():
+            put(f"{table}_{name}", values, dim)
+    put("parent_node", shard.parent_nodes, "parent")
+    put("parent_x", shard.parent_x.astype(state_dtype), "parent", *dims)
+    put("parent_v", shard.parent_v, "parent", *dims)
+    put("next_edge", shard.next_edges, "next")
+    put("next_x", shard.next_x.astype(state_dtype), "next", *dims)
+    put("leaf_node", shard.leaf_nodes, "image")
+    put("leaf_x", shard.leaf_x.astype(state_dtype), "image", *dims)
+    group.attrs["complete"] = True
+
+
+LATENTS = ("parent_x", "parent_v", "next_x", "leaf_x")
+
+
+def read_rollout(path: Path, latents: bool = True) -> Rollout:
+    """Read a finished round; with `latents=False` its tables only (the four arrays of latents are then empty).
+
+    Raises:
+        GranularError: no store there, another schema, a shard that was never finished, or latents asked for that
+            retention has evicted.
+    """
+    import zarr
+
+    try:
+        root = zarr.open_group(str(path), mode="r")
+    except FileNotFoundError:
+        raise GranularError(f"{path}: no rollout store there.") from None
+    attrs = dict(root.attrs)
+    if attrs.get("schema") != SCHEMA:
+        raise GranularError(f"{path}: rollout schema {attrs.get('schema')}, this version reads {SCHEMA}.")
+    names = sorted(root.group_keys())
+    if len(names) != attrs.get("shards", len(names)):
+        raise GranularError(f"{path}: {len(names)} of {attrs['shards']} shards are there; run the rollout again.")
+    parts = []
+    for name in names:
+        group = root[name]
+        if not group.attrs.get("complete"):
+            raise GranularError(f"{path}: {name} was never finished; run the rollout again.")
+        arrays = dict(group.arrays())
+        if latents and (gone := [key for key in LATENTS if key not in arrays]):
+            raise GranularError(
+                f"{path}: {name} no longer holds {', '.join(gone)} (evicted by retention; its tables remain); "
+                "a stage that reads them makes them again, or raise retention.latents_rounds."
+            )
+        parts.append({key: array[...] for key, array in arrays.items() if latents or key not in LATENTS})
+    return _join(parts, attrs)
+
+
+def _join(parts: list[dict[str, np.ndarray]], attrs: dict[str, Any]) -> Rollout:
+    nodes = np.cumsum([0, *(len(p["nodes_parent"]) for p in parts)])
+    edges = np.cumsum([0, *(len(p["edges_parent"]) for p in parts)])
+
+    def column(name: str, offsets: np.ndarray | None = None) -> np.ndarray:
+        arrays = [p[name] for p in parts]
+        if offsets is not None:
+            arrays = [np.where(a >= 0, a + o, a) for a, o in zip(arrays, offsets)]
+        return np.concatenate(arrays)
+
+    def table(prefix: str, columns: tuple[str, ...]) -> pd.DataFrame:
+        by_node = ("parent", "child", "history", "node")
+        return pd.DataFrame(
+            {name: column(f"{prefix}_{name}", nodes if name in by_node else None) for name in (*columns, "prompt")}
+        )
+
+    def states(name: str) -> np.ndarray:
+        if name not in parts[0]:
+            return np.zeros((0,), np.float32)
+        return column(name).astype(np.float32, copy=False)
+
+    edge_table, leaf_table = table("edges", EDGE), table("leaves", LEAF)
+    edge_table.insert(0, "edge", np.arange(len(edge_table)))
+    leaf_table.insert(0, "leaf", np.arange(len(leaf_table)))
+    return Rollout(
+        prompts=column("prompt"),
+        nodes=table("nodes", NODE),
+        edges=edge_table,
+        leaves=leaf_table,
+        parent_nodes=column("parent_node", nodes),
+        parent_x=states("parent_x"),
+        parent_v=states("parent_v"),
+        next_edges=column("next_edge", edges),
+        next_x=states("next_x"),
+        leaf_nodes=column("leaf_node", nodes),
+        leaf_x=states("leaf_x"),
+        attrs=attrs,
+    )

@@ -1,0 +1,145 @@
+"""The update stage: a round's transitions and advantages become the next policy state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from stages.core.errors import GranularError
+from stages.core.progress import bar
+from stages.core.publish import write_text
+from stages.update.points import gather
+from stages.update.spec import UpdateSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from stages.core.resident import Resident
+    from stages.policies.flux import FluxPolicy
+    from stages.update.state import Moments, PolicyState
+    from stages.update.trainer import Trained
+
+
+def run(inputs: Mapping[str, Path], spec: UpdateSpec, resident: Resident, out: Path) -> None:
+    """Learn from one round.
+
+    inputs: rollout, advantage, policy (state folder before), base, embeddings.
+    Writes `policy/` (state folder after), `transitions.parquet` and `update.json`.
+
+    Raises:
+        GranularError: the policy state is of another kind, base or round. GateError: see `stages.update.trainer`.
+    """
+    from stages.methods import build
+    from stages.rollout.grid import make_grid
+    from stages.rollout.store import read_rollout
+    from stages.update import state as states
+    from stages.update.trainer import train
+
+    policy = resident.policy(spec.policy, inputs["base"])
+    base = states.base_digest(policy, resident.memory)
+    before = states.read_state(inputs["policy"], spec.policy.family, base)
+    rollout = read_rollout(inputs["rollout"] / "rollouts.zarr")
+    sampled = int(rollout.attrs["spec"]["round_"])
+    if before.round != spec.round_ - 1 or sampled != spec.round_:
+        raise GranularError(
+            f"update: round {spec.round_} needs its own rollout and the policy after round {spec.round_ - 1}, got the "
+            f"rollout of round {sampled} and the policy after round {before.round}."
+        )
+    resident.use(policy, inputs["policy"], "train")
+    moments, ema = _memory(resident, policy, inputs["policy"], before)
+    points = gather(rollout, pd.read_parquet(inputs["advantage"] / "advantages.parquet"), make_grid(spec.grid).sigmas)
+    conditions = resident.conditions(policy, inputs["embeddings"], rollout.prompts.tolist())
+    parents = sum(step.parents for step in points.steps(spec.update_batch))
+    resident.holds(policy, None)  # until the new state has a digest, nobody can name the weights in memory
+    with bar(parents, f"round {spec.round_} update", "parents") as progress:
+        result = train(
+            policy,
+            points,
+            conditions,
+            objective=build(spec.method).objective,
+            optimizer=spec.optimizer,
+            moments=moments,
+            update_batch=spec.update_batch,
+            max_batch=spec.sampler.max_batch,
+            progress=progress.update,
+        )
+    average(ema, policy.module.state_dict(), spec.ema)
+    numbers = summary(result, spec.round_)
+    (out / "policy").mkdir()
+    after = states.save(
+        policy,
+        out / "policy",
+        ema=ema,
+        moments=result.moments,
+        round_=spec.round_,
+        steps=before.optimizer_steps + numbers["ledger"]["optimizer_steps"],
+        base=base,
+    )
+    result.transitions.to_parquet(out / "transitions.parquet", index=False)
+    write_text(out / "update.json", json.dumps(numbers, indent=1) + "\n")
+    resident.holds(policy, after.digests["train"])
+    resident.memory["trainer"] = (_key(policy, after), result.moments, ema)
+
+
+def average(ema: dict[str, torch.Tensor], weights: Mapping[str, torch.Tensor], decay: float) -> None:
+    """ema ← decay·ema + (1 − decay)·θ, in place; tensors that are not floating are copied."""
+    for name, tensor in weights.items():
+        if tensor.is_floating_point():
+            ema[name].mul_(decay).add_(tensor.detach(), alpha=1 - decay)
+        else:
+            ema[name].copy_(tensor)
+
+
+def summary(result: Trained, round_: int) -> dict[str, Any]:
+    """`update.json`: totals over the optimizer steps that were taken, the ledger, and one record per step.
+
+    loss: mean over steps. ratio_min, ratio_max, grad_norm (before clipping): extremes over steps. param_change:
+    ‖θ_after − θ_before‖ over the whole update.
+    """
+    taken = [step for step in result.steps if not step["skipped"]]
+    count = sum(step["points"] for step in taken)
+    total: dict[str, Any] = {
+        "steps": len(taken),
+        "skipped_steps": len(result.steps) - len(taken),
+        "points": count,
+        "parents": sum(step["parents"] for step in taken),
+        "zero_advantages": sum(step["zero_advantages"] for step in result.steps),
+        "param_change": result.param_change,
+        "loss": sum(step["loss"] for step in taken) / len(taken) if taken else None,
+        "ratio_mean": sum(step["ratio_mean"] * step["points"] for step in taken) / count if taken else None,
+        "ratio_min": min((step["ratio_min"] for step in taken), default=None),
+        "ratio_max": max((step["ratio_max"] for step in taken), default=None),
+        "clip_fraction": sum(step["clip_fraction"] * step["points"] for step in taken) / count if taken else None,
+        "grad_norm": max((step["grad_norm"] for step in taken), default=None),
+        "lr": taken[0]["lr"] if taken else None,
+    }
+    ledger = {"parents": total["parents"], "points": count, "optimizer_steps": len(taken)}
+    return {"round": round_, "total": total, "ledger": ledger, "steps": result.steps}
+
+
+def _key(policy: FluxPolicy, state: PolicyState) -> tuple[Any, ...]:
+    return (id(policy), *sorted(state.digests.items()))
+
+
+def _memory(
+    resident: Resident, policy: FluxPolicy, folder: Path, state: PolicyState
+) -> tuple[Moments, dict[str, torch.Tensor]]:
+    """AdamW's moments and the averaged weights of a state: from memory where they still are, else from its files.
+
+    They are taken out of memory because the update changes them in place: after a failure they are read again.
+    """
+    from stages.update.state import FOLDERS, load_moments, match, read_tensors
+
+    key, *kept = resident.memory.pop("trainer", (None,))
+    if key == _key(policy, state):
+        return kept[0], kept[1]
+    weights = policy.module.state_dict()
+    if state.round == 0:
+        return {}, {name: tensor.detach().clone() for name, tensor in weights.items()}
+    ema = read_tensors(folder / FOLDERS["ema"])
+    match(weights, ema, str(folder / FOLDERS["ema"]))
+    return load_moments(policy, folder), {name: ema[name].to(weights[name]) for name in weights}

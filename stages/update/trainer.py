@@ -1,0 +1,199 @@
+"""The trainer: a round's update points become AdamW steps, and the gates that refuse steps nobody can trust."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from stages.core.errors import GateError
+from stages.update.gradient import MEASURED, gradient, inputs, total_norm
+from stages.update.points import Step, UpdatePoints, name_rows
+
+if TYPE_CHECKING:
+    import torch
+
+    from stages.policies.flux import Conditions, FluxPolicy
+    from stages.update.objectives import Objective
+    from stages.update.spec import OptimizerSpec
+    from stages.update.state import Moments
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What an update did.
+
+    transitions: one row per point: edge, prompt, s, member, optimizer_step, advantage, log_ratio, ratio, clip_side,
+        weight, velocity_grad_norm ‖∂L/∂v‖, share (of the parent's gradient, ⟨g, Σg⟩/‖Σg‖²; a parent's shares sum to
+        1). Ratios are null where the optimizer step was skipped.
+    steps: one record per optimizer step. param_change: ‖θ_end − θ_start‖. moments: AdamW's state afterwards.
+    """
+
+    transitions: pd.DataFrame
+    steps: list[dict[str, Any]]
+    param_change: float
+    moments: Moments
+
+
+def train(
+    policy: FluxPolicy,
+    points: UpdatePoints,
+    conditions: Conditions,
+    *,
+    objective: Objective,
+    optimizer: OptimizerSpec,
+    moments: Moments,
+    update_batch: int,
+    max_batch: int,
+    progress: Callable[[int], Any] | None = None,
+) -> Trained:
+    """Run a round's optimizer steps on `policy.module`, in place.
+
+    conditions: one row per prompt of the round. moments: AdamW's state before, empty at the start. max_batch: rows of
+    the sampler's forwards, in whose shape the change is looked for. progress: called with parents done.
+
+    Steps whose advantages are all exactly 0 are skipped (no decay, no moments) and recorded.
+
+    Raises:
+        GateError: the first ratio is not 1, a gradient is not finite, no weight changed, or the sampler does not see
+            the change; the weights are then those from before.
+    """
+    import torch
+
+    parameters = dict(policy.module.named_parameters())
+    before = _copies(parameters)
+    adam = make_adamw(parameters, optimizer, moments)
+    measured = {name: np.zeros(len(points.table)) for name in MEASURED}
+    records = []
+    executed = 0
+    try:
+        seen = _probe(policy, points, conditions, max_batch)
+        for step in points.steps(update_batch):
+            if not points.table["advantage"].to_numpy()[step.points].any():
+                measured["log_ratio"][step.points] = measured["ratio"][step.points] = np.nan
+                records.append(_record(points, step, measured, skipped=True))
+                if progress:
+                    progress(step.parents)
+            else:
+                loss = gradient(policy, points, step, conditions, objective, update_batch, measured, progress)
+                if executed == 0:
+                    _check_first_ratio(points, step, measured["ratio"], objective.tolerance)
+                norm = total_norm(parameters.values())
+                torch.nn.utils.clip_grads_with_norm_(
+                    parameters.values(), optimizer.max_grad_norm, norm, foreach=False
+                )  # fmt: skip
+                old = _copies(parameters)
+                adam.step()
+                numbers = {"loss": loss, "grad_norm": float(norm), "param_change": _distance(parameters, old)}
+                records.append(_record(points, step, measured, lr=optimizer.lr, **numbers))
+                executed += 1
+        change = _distance(parameters, before)
+        if executed:
+            _check_change(change, bool((seen == _probe(policy, points, conditions, max_batch)).all()), optimizer.lr)
+    except BaseException:
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(before[name])
+        raise
+    finally:
+        adam.zero_grad(set_to_none=True)
+    kept = ["edge", "prompt", "s", "member", "optimizer_step", "advantage"]
+    transitions = points.table[kept].assign(
+        log_ratio=measured["log_ratio"],
+        ratio=measured["ratio"],
+        clip_side=measured["clip_side"].astype(np.int8),
+        weight=points.table["weight"],
+        velocity_grad_norm=measured["velocity_grad_norm"],
+        share=measured["share"],
+    )
+    after = {name: dict(adam.state[parameter]) for name, parameter in parameters.items() if parameter in adam.state}
+    return Trained(transitions, records, change, after)
+
+
+def make_adamw(parameters: Mapping[str, torch.nn.Parameter], spec: OptimizerSpec, moments: Moments) -> Any:
+    """AdamW over the parameters in the order of the model, continued from `moments` (which it then owns).
+
+    One parameter after the other (`foreach=False`): the arithmetic of a parameter then depends on no other one.
+    """
+    import torch
+
+    adam = torch.optim.AdamW(
+        list(parameters.values()),
+        lr=spec.lr,
+        betas=spec.betas,
+        eps=spec.eps,
+        weight_decay=spec.weight_decay,
+        foreach=False,
+        fused=False,
+    )
+    for name, parts in moments.items():
+        adam.state[parameters[name]] = dict(parts)
+    return adam
+
+
+def _probe(policy: FluxPolicy, points: UpdatePoints, conditions: Conditions, max_batch: int) -> torch.Tensor:
+    """The velocities of some parents, evaluated as the sampler evaluates them."""
+    import torch
+
+    x, time, index = inputs(policy, points, np.arange(len(points.x))[:max_batch], max_batch)
+    with torch.no_grad():
+        return policy.velocity(x, time, conditions.rows(index))
+
+
+def _check_first_ratio(points: UpdatePoints, step: Step, ratio: np.ndarray, tolerance: float) -> None:
+    """Before the first optimizer step the policy is the behaviour, so every ratio is 1."""
+    away = np.abs(ratio[step.points] - 1)
+    wrong = ~(away <= tolerance)  # NaN is wrong too
+    if wrong.any():
+        order = np.argsort(-np.nan_to_num(away, nan=np.inf), kind="stable")[: int(wrong.sum())]
+        rows = points.table.iloc[step.points[order]]
+        raise GateError(
+            f"update: before the first optimizer step {int(wrong.sum())} of {len(wrong)} ratios differ from 1 by more "
+            f"than {tolerance:g} (worst {np.nanmax(away, initial=0):.3g}) at {name_rows(rows)}; the update does not "
+            "see the policy that sampled."
+        )
+
+
+def _check_change(change: float, unseen: bool, lr: float) -> None:
+    if change == 0:
+        raise GateError(f"update: the optimizer steps changed no weight at lr {lr:g}; raise optimizer.lr.")
+    if unseen:
+        raise GateError(
+            f"update: weights changed by {change:.3g} but the sampler's velocities did not; the sampler does not use "
+            "the trained weights."
+        )
+
+
+def _record(
+    points: UpdatePoints, step: Step, measured: Mapping[str, np.ndarray], skipped: bool = False, **numbers: float
+) -> dict[str, Any]:
+    ratio = measured["ratio"][step.points]
+    record: dict[str, Any] = {
+        "optimizer_step": step.number,
+        "skipped": skipped,
+        "points": len(step.points),
+        "parents": step.parents,
+        "zero_advantages": int((points.table["advantage"].to_numpy()[step.points] == 0).sum()),
+    }
+    if not skipped:
+        record |= {
+            "ratio_mean": float(ratio.mean()),
+            "ratio_min": float(ratio.min()),
+            "ratio_max": float(ratio.max()),
+            "clip_fraction": float((measured["clip_side"][step.points] != 0).mean()),
+            **numbers,
+        }
+    return record
+
+
+def _copies(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in parameters.items()}
+
+
+def _distance(parameters: Mapping[str, torch.nn.Parameter], old: Mapping[str, torch.Tensor]) -> float:
+    """‖θ − θ_old‖ over all parameters, summed in float64."""
+    squares = [((p.detach() - old[name]).double() ** 2).sum() for name, p in parameters.items()]
+    return float(sum(float(square) for square in squares)) ** 0.5

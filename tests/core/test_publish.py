@@ -1,0 +1,54 @@
+"""Publication: a reader sees the old folder or the new one, and a failed attempt leaves the old one alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stages.core.publish import replace_folder, scratch_beside, write_text
+
+
+def test_work_appears_whole_under_its_name(tmp_path: Path) -> None:
+    with scratch_beside(tmp_path / "deep" / "out") as scratch:
+        assert scratch.parent == tmp_path / "deep"
+        (scratch / "a").write_text("1")
+        assert not (tmp_path / "deep" / "out").exists()
+    assert (tmp_path / "deep" / "out" / "a").read_text() == "1"
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt, SystemExit])
+def test_a_failure_leaves_the_old_folder_and_no_scratch(tmp_path: Path, failure: type[BaseException]) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "old").write_text("old")
+    with pytest.raises(failure), scratch_beside(tmp_path / "out") as scratch:
+        (scratch / "new").write_text("new")
+        raise failure
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out" / "old").read_text() == "old"
+
+
+def test_the_new_folder_replaces_the_old_one_without_a_mixture(tmp_path: Path) -> None:
+    for name in ("out", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text(name)
+    replace_folder(tmp_path / "new", tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["new"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_link_is_replaced_and_what_it_pointed_to_stays(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "target")
+    (tmp_path / "new").mkdir()
+    replace_folder(tmp_path / "new", tmp_path / "out")
+    assert not (tmp_path / "out").is_symlink() and (tmp_path / "target").is_dir()
+
+
+def test_a_small_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    write_text(tmp_path / "deep" / "a.txt", "one")
+    with pytest.raises(UnicodeEncodeError):
+        write_text(tmp_path / "deep" / "a.txt", "two \ud800")
+    assert (tmp_path / "deep" / "a.txt").read_text() == "one"
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["a.txt"]

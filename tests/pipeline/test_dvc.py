@@ -1,0 +1,131 @@
+"""dvc.yaml: stages depend on the code they run and the settings they read; an unchanged tree does nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.sources import ROOTS, SKIPPED, sources_of, write
+from stages.core.code import code_files
+from stages.core.spec import read_yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+STAGES = read_yaml(ROOT / "dvc.yaml")["stages"]
+CODE_OF = {"prompts": "prompts", "embed": "embed", "align": "align", "report": "report"} | {
+    name: "evaluate" for name in ("evaluate", "evaluate_base")
+}
+
+
+def body(stage: str) -> dict:
+    return STAGES[stage].get("do", STAGES[stage])
+
+
+def test_every_stage_depends_on_the_digest_of_its_own_code() -> None:
+    assert set(STAGES) - {"code", "lab"} == set(CODE_OF)
+    for stage, code in CODE_OF.items():
+        digests = [dep for dep in body(stage)["deps"] if dep.startswith("data/code/")]
+        assert digests == [f"data/code/{code}.json"], stage
+
+
+def test_a_stages_command_runs_a_module_whose_code_counts() -> None:
+    for stage, code in CODE_OF.items():
+        command = body(stage)["cmd"].split()
+        if command[2] != "pipeline.cli":
+            assert f"{command[2]}.__main__" in ROOTS[code]
+        else:  # what `granular align` and `granular evaluate` call
+            assert {"align": "pipeline.rounds", "evaluate": "pipeline.evaluations"}[command[3]] in ROOTS[code]
+
+
+@pytest.mark.parametrize("stage", sorted(ROOTS))
+def test_the_digest_covers_every_module_that_importing_the_stage_loads(stage: str) -> None:
+    script = (
+        "import importlib, sys\n"
+        f"for name in {ROOTS[stage]!r}: importlib.import_module(name)\n"
+        "print(*(name for name in sys.modules if name.split('.')[0] in ('stages', 'pipeline')))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    left_out = {module for name in SKIPPED.get(stage, ()) for module in code_files(name)}
+    assert set(loaded.stdout.split()) - left_out <= set(sources_of(stage))
+
+
+def test_every_method_and_scorer_counts_as_code_of_align() -> None:
+    registered = [f"stages.methods.{file.stem}" for file in (ROOT / "stages/methods").glob("[a-z]*.py")]
+    registered += ["stages.reward.clip", "stages.reward.hps", "stages.reward.oracle"]
+    assert set(registered) <= set(sources_of("align"))
+
+
+def test_an_evaluation_does_not_depend_on_methods() -> None:
+    assert not [name for name in sources_of("evaluate") if name.startswith("stages.methods")]
+
+
+def test_every_section_of_params_is_a_dependency_of_some_stage() -> None:
+    tracked = {key.split(".")[0] for stage in STAGES for key in body(stage).get("params", ())}
+    assert tracked == set(read_yaml(ROOT / "params.yaml"))
+
+
+def test_an_evaluation_depends_on_the_policy_of_its_run_and_on_nothing_else_of_it() -> None:
+    assert [dep for dep in body("evaluate")["deps"] if dep.startswith("data/runs")] == ["data/runs/${key}/policy"]
+
+
+def test_no_output_holds_the_round_store() -> None:
+    # DVC deletes outputs before it runs a command.
+    outs = [next(iter(out)) if isinstance(out, dict) else out for stage in STAGES for out in body(stage)["outs"]]
+    assert not [out for out in outs if Path(".granular/store").is_relative_to(out)]
+
+
+def test_an_edit_in_one_method_changes_the_code_of_align_alone(tmp_path: Path) -> None:
+    write(tmp_path)
+    files = {stage: json.loads((tmp_path / f"{stage}.json").read_text())["modules"] for stage in ROOTS}
+    assert [stage for stage, modules in files.items() if "stages.methods.g2rpo" in modules] == ["align"]
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project's code and settings in a git repository of its own, without any result."""
+    folder = tmp_path_factory.mktemp("project")
+    for name in ("params.yaml", "dvc.yaml", "constraints.txt", ".dvcignore", ".gitignore"):
+        shutil.copy(ROOT / name, folder)
+    for name in ("pipeline", "stages"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / ".dvc").mkdir()
+    for name in ("config", ".gitignore"):
+        shutil.copy(ROOT / ".dvc" / name, folder / ".dvc")
+    subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
+    return folder
+
+
+def repro(folder: Path, *arguments: str) -> tuple[list[str], list[str]]:
+    """`dvc repro` → (stages that ran, stages that were skipped)."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [sys.executable, "-m", "dvc", "repro", *arguments],
+        cwd=folder,
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    ran = re.findall(r"^Running stage '(.+)':", done.stdout, re.MULTILINE)
+    return ran, re.findall(r"^Stage '(.+)' didn't change, skipping", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_a_comment_runs_no_stage_and_an_edit_runs_those_that_import_it(copy: Path) -> None:
+    assert repro(copy, "prompts") == (["code", "prompts"], [])
+    assert repro(copy, "prompts") == ([], ["code", "prompts"])
+    source = copy / "stages" / "prompts" / "stage.py"
+    text = source.read_text(encoding="utf-8")
+    source.write_text(f"{text}\n# A remark.\n", encoding="utf-8")
+    assert repro(copy, "prompts") == (["code"], ["prompts"])
+    source.write_text(f"{text}\nREMARK = 1\n", encoding="utf-8")
+    assert repro(copy, "prompts") == (["code", "prompts"], [])
+    elsewhere = copy / "stages" / "methods" / "g2rpo.py"
+    elsewhere.write_text(elsewhere.read_text(encoding="utf-8") + "\nREMARK = 1\n", encoding="utf-8")
+    assert repro(copy, "prompts") == (["code"], ["prompts"])

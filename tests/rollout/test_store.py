@@ -1,0 +1,59 @@
+"""A stored round reads back as it was sampled, whole or not at all, and opens in xarray with named dimensions."""
+
+import numpy as np
+import pytest
+import zarr
+
+from stages.core.errors import GranularError
+from stages.rollout.store import create, read_rollout, write_shard
+from tests.rollout.test_engine import forest, sample
+
+DIMS = ("token", "channel")
+
+
+def write(path, shards):
+    create(path, {"spec": {}, "sigmas": [1.0, 0.5, 0.0], "latent_dims": DIMS, "shards": len(shards)})
+    for number, shard in enumerate(shards):
+        write_shard(path, number, shard, "float32", DIMS)
+    return path
+
+
+def test_a_round_reads_back_bit_for_bit(tmp_path):
+    shard = sample(forest({"name": "g2rpo"}))
+    back = read_rollout(write(tmp_path / "r.zarr", [shard]))
+    for name in ("parent_x", "parent_v", "next_x", "leaf_x", "parent_nodes", "next_edges", "leaf_nodes"):
+        assert np.array_equal(getattr(back, name), getattr(shard, name)), name
+
+
+def test_ids_of_several_shards_are_global_over_the_round(tmp_path):
+    whole = read_rollout(write(tmp_path / "whole.zarr", [sample(forest({"name": "g2rpo"}, prompts=(4, 4)))]))
+    parts = [sample(forest({"name": "g2rpo"}, prompts=(4,)))] * 2
+    split = read_rollout(write(tmp_path / "split.zarr", parts))
+    assert split.edges.equals(whole.edges)
+    assert split.leaves.equals(whole.leaves)
+    assert np.array_equal(split.parent_nodes, whole.parent_nodes)
+    assert np.array_equal(split.next_edges, whole.next_edges)
+
+
+def test_an_unfinished_shard_is_refused(tmp_path):
+    path = write(tmp_path / "r.zarr", [sample(forest({"name": "g2rpo"}))])
+    zarr.open_group(str(path / "shard-0000"), mode="r+").attrs["complete"] = False
+    with pytest.raises(GranularError, match="shard-0000 was never finished"):
+        read_rollout(path)
+
+
+def test_a_missing_shard_is_refused(tmp_path):
+    shard = sample(forest({"name": "g2rpo"}))
+    path = tmp_path / "r.zarr"
+    create(path, {"spec": {}, "sigmas": [1.0, 0.0], "latent_dims": DIMS, "shards": 2})
+    write_shard(path, 0, shard, "float32", DIMS)
+    with pytest.raises(GranularError, match="1 of 2 shards"):
+        read_rollout(path)
+
+
+def test_it_opens_in_xarray_with_named_dimensions(tmp_path):
+    xarray = pytest.importorskip("xarray")
+    path = write(tmp_path / "r.zarr", [sample(forest({"name": "g2rpo"}))])
+    opened = xarray.open_zarr(path, group="shard-0000", consolidated=False)
+    assert opened["leaf_x"].dims == ("image", "token", "channel")
+    assert opened["edges_std"].dims == ("edge",)
