@@ -174,6 +174,7 @@ def resolve_run(
         sampler=params.sampler,
         prompts=PROMPTS,
         embeddings=EMBEDDINGS,
+        evaluation=GridSpec(steps=params.evaluate.steps, shift=params.evaluate.shift),
         **{key: getattr(section, key) for key in _SHARED},
     )
     if section.budget is not None:

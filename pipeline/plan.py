@@ -51,7 +51,7 @@ class RunPlan:
     name: of the run, and of its folders. rounds: how many. prompts_per_round: distinct train prompts of a round.
     group: G, samples per prompt. method: name and options. rewards: trained scorer → weight. scorers: every scorer
     of the project; those without a weight only watch. ema: decay per round. update_batch: parents per forward.
-    failures: what a missing reward does. prompts, embeddings: folders of those stages.
+    grid: of rollouts. evaluation: grid of validations, that of the final evaluation. failures: what a missing reward does. prompts, embeddings: folders of those stages.
     """
 
     name: str
@@ -60,6 +60,7 @@ class RunPlan:
     prompts_per_round: int
     group: int
     grid: GridSpec
+    evaluation: GridSpec
     method: dict[str, Any]
     rewards: dict[str, float]
     scorers: dict[str, ScorerSpec]
@@ -148,11 +149,11 @@ def update_spec(run: RunPlan, round_: int) -> UpdateSpec:
 
 
 def validation_spec(run: RunPlan) -> EvaluateSpec:
-    """Validation is an evaluation of the averaged weights at the run's own grid, by every scorer of the project."""
+    """Validation is an evaluation of the averaged weights on the validation split, with evaluation's own steps."""
     from stages.evaluate.spec import EvaluateSpec
 
     return EvaluateSpec(
-        seed=run.seed, prompts=validation_prompts(run), noises=run.validate.noises, grid=run.grid, which="ema",
+        seed=run.seed, prompts=validation_prompts(run), noises=run.validate.noises, grid=run.evaluation, which="ema",
         policy=run.policy, sampler=run.sampler, images=min(12, run.validate.prompts), scorers=run.scorers,
     )  # fmt: skip
 
@@ -211,5 +212,5 @@ def _costs(run: RunPlan) -> Iterator[tuple[int, int]]:
 def validation_ledger(run: RunPlan) -> Ledger:
     """What one validation costs."""
     images = run.validate.prompts * run.validate.noises
-    evaluations = images * run.grid.steps
+    evaluations = images * run.evaluation.steps
     return Ledger(evaluations=evaluations, passes=evaluations, images=images, scores=images * len(run.scorers))

@@ -126,7 +126,7 @@ def _imports(tree: ast.Module, module: str, path: Path) -> Iterator[str]:
             names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             # A registry may name a module in a string ("stages.reward.hpsv2:HPSv2") and import it later.
-            names = [node.value.partition(":")[0]]
+            names = [node.value.partition(":")[0]] if "." in node.value else []
         else:
             continue
         yield from (name for name in names if name.split(".")[0] in PACKAGES and not name.endswith("."))

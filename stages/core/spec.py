@@ -57,9 +57,13 @@ def _refuse_unknown(kind: type, values: Mapping[str, Any], where: str) -> None:
         if key not in names:
             raise GranularError(f"{where}.{key}: unknown key; {nearest(str(key), names)}")
         inner = hints.get(key)
+        named = typing.get_origin(inner) in (dict, Mapping)  # name -> section, such as `scorers`
+        sections = value if named and isinstance(value, Mapping) else {"": value}
         for option in (inner, *typing.get_args(inner)):
-            if is_dataclass(option) and isinstance(value, Mapping):
-                _refuse_unknown(option, value, f"{where}.{key}")  # type: ignore[arg-type]
+            for name, section in sections.items():
+                if is_dataclass(option) and isinstance(section, Mapping):
+                    place = ".".join(part for part in (where, str(key), str(name)) if part)
+                    _refuse_unknown(option, section, place)  # type: ignore[arg-type]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -26,16 +26,19 @@ def main(arguments: list[str] | None = None) -> int:
         "--scale", type=float, default=1.0, help="multiplies every number of steps; 0.01 is a smoke test"
     )
     parser.add_argument("--threads", type=int, default=2, help="torch threads (default: %(default)s)")
+    parser.add_argument("--preview", type=int, default=0, help="also publish the unfinished policy every N steps")
     options = parser.parse_args(arguments)
     try:
-        pretrain(options.out, options.parts, options.seed, options.scale, options.threads)
+        pretrain(options.out, options.parts, options.seed, options.scale, options.threads, options.preview)
     except KeyboardInterrupt:
         print("\nstopped; parts that were already published stay, the unfinished one left nothing behind")
         return 130
     return 0
 
 
-def pretrain(out: Path, parts: list[str], seed: int = 0, scale: float = 1.0, threads: int = 2) -> None:
+def pretrain(
+    out: Path, parts: list[str], seed: int = 0, scale: float = 1.0, threads: int = 2, preview: int = 0
+) -> None:
     """Make the named parts in their order of dependence; parts not named are read from `out`."""
     import dataclasses
 
@@ -52,7 +55,8 @@ def pretrain(out: Path, parts: list[str], seed: int = 0, scale: float = 1.0, thr
 
     start = time.monotonic()
     if "policy" in parts:
-        pipe = train_policy(resized(PolicySpec()))
+        unfinished = (lambda step, pipe: pipeline.save(pipe, out / "policy")) if preview else None
+        pipe = train_policy(resized(PolicySpec()), unfinished, preview)
         pipeline.save(pipe, out / "policy")
         _say(start, f"policy -> {out / 'policy'}")
     pipe = pipeline.load(out / "policy")

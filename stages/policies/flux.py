@@ -142,6 +142,7 @@ def load_pipeline(base: Path, without: Sequence[str]) -> Any:
     """
     from diffusers import FluxPipeline
     from diffusers.utils import logging
+    from transformers.utils import logging as text_logging
 
     if not (base / "model_index.json").is_file():
         raise GranularError(
@@ -153,6 +154,7 @@ def load_pipeline(base: Path, without: Sequence[str]) -> Any:
         if isinstance(entry, list) and str(entry[0]).startswith("stages."):
             import_module(entry[0])
     logging.disable_progress_bar()
+    text_logging.disable_progress_bar()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

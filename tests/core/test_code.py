@@ -51,7 +51,7 @@ def tree(tmp_path: Path) -> Tree:
 @pytest.mark.parametrize(
     "text",
     [
-        '"""Another docstring."""\nfrom stages.pkg import tool\n\ndef run(x):\n    """Other words."""\n    return x + 1\n',
+        '"""Other."""\nfrom stages.pkg import tool\n\ndef run(x):\n    """Other words."""\n    return x + 1\n',
         "from stages.pkg import tool  # why\n# a comment\ndef run(x):\n\n\n    return (x + 1)\n",
         "from stages.pkg import tool\ndef run(x): return x+1",
     ],
@@ -110,9 +110,8 @@ def test_modules_named_in_strings_or_for_types_count(tree: Tree, module: str) ->
 def test_the_real_rollout_counts_its_policy_and_its_own_method_only() -> None:
     methods = {*modules_of("stages.methods")} - {"stages.methods.base", "stages.methods.g2rpo"}
     files = code_files("stages.rollout.stage", ("stages.methods.g2rpo",), tuple(sorted(methods)))
-    assert {"stages.policies.flux", "stages.core.resident", "stages.methods.g2rpo", "stages.rollout.engine"} <= set(
-        files
-    )
+    needed = {"stages.policies.flux", "stages.core.resident", "stages.methods.g2rpo", "stages.rollout.engine"}
+    assert needed <= set(files)
     assert not methods & set(files)
     assert not [name for name in files if name.startswith("pipeline")]
 

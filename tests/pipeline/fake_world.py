@@ -51,6 +51,7 @@ def make_run(folder: Path, rounds: int = 4, **changes: Any) -> RunPlan:
         prompts_per_round=4,
         group=2,
         grid=GridSpec(steps=4),
+        evaluation=GridSpec(steps=4),
         method={"name": "g2rpo", "granularities": [1]},
         rewards={"clip": 1.0, "oracle": 1.0},
         scorers={"clip": clip, "oracle": ScorerSpec(kind="lab_oracle"), "other": replace(clip, batch=32)},

@@ -206,28 +206,35 @@ def free_port() -> int:
         return one.getsockname()[1]
 
 
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, subprocess.Popen]]:
-    """A Prefect server on loopback, of this test alone."""
-    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
-    monkeypatch.setenv("GRANULAR_PREFECT", "on")
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subprocess.Popen]]:
+    """A Prefect server on loopback; the last test kills it."""
+    folder = tmp_path_factory.mktemp("prefect")
     port = free_port()
     api = f"http://127.0.0.1:{port}/api"
-    monkeypatch.setenv("PREFECT_API_URL", api)
     argv = [PYTHON, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    log = tmp_path / "server.log"
-    with (
-        log.open("w") as lines,
-        child(argv, environment=view.environment(tmp_path), stdout=lines, stderr=subprocess.STDOUT, grace=5) as process,
-    ):
-        view.wait_until_healthy(api, process, log, limit=300)
-        yield api, process
+    log = folder / "server.log"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("PREFECT_HOME", str(folder)), ("GRANULAR_PREFECT", "on"), ("PREFECT_API_URL", api)):
+            patch.setenv(name, value)
+        with (
+            log.open("w") as lines,
+            child(
+                argv, environment=view.environment(folder), stdout=lines, stderr=subprocess.STDOUT, grace=5
+            ) as process,
+        ):
+            view.wait_until_healthy(api, process, log, limit=300)
+            yield api, process
 
 
 def ask(api: str, path: str) -> list[dict[str, Any]]:
     request = urllib.request.Request(f"{api}/{path}", b"{}", {"Content-Type": "application/json"}, method="POST")
     with urllib.request.urlopen(request, timeout=30) as reply:
         return json.load(reply)
+
+
+def seen(api: str, run: str) -> bool:
+    return any(one["name"] == run for one in ask(api, "flow_runs/filter"))
 
 
 @pytest.mark.prefect
@@ -256,14 +263,15 @@ def test_a_server_killed_in_the_middle_costs_the_run_ten_seconds_at_most(
 ) -> None:
     api, process = server
     done = 0
-    with view.shown("toy", tmp_path, tmp_path / "mirror.log") as emit:
+    with view.shown("cut short", tmp_path, tmp_path / "mirror.log") as emit:
         for number, event in enumerate(stages(5)):
             emit(event)
             done += event.kind == "round"
             if number == 6:
                 deadline = time.monotonic() + 120
-                while not ask(api, "flow_runs/filter") and time.monotonic() < deadline:
+                while not seen(api, "cut short") and time.monotonic() < deadline:
                     time.sleep(0.5)
+                assert seen(api, "cut short")
                 os.killpg(process.pid, signal.SIGKILL)
         ended = time.monotonic()
     assert done == 5

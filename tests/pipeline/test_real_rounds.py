@@ -53,6 +53,7 @@ class Real:
             prompts_per_round=2,
             group=3,
             grid=GridSpec(steps=4),
+            evaluation=GridSpec(steps=4),
             method={"name": "g2rpo", "granularities": [1, 2]},
             rewards={"clip": 1.0},
             scorers={"clip": ScorerSpec(kind="open_clip", path=str(self.folder / "clip"), batch=8)},

@@ -74,7 +74,7 @@ class _StopAtUpdate(FakeWorker):
 
 def test_latents_that_come_back_different_stop_the_run(world: World) -> None:
     world.align(4)
-    with pytest.raises(GranularError, match="rollout of round 1.*nothing was adopted"):
+    with pytest.raises(GranularError, match=r"rollout of round 1.*nothing was adopted"):
         world.align(4, FakeWorker(drift=0.01), optimizer=OptimizerSpec(lr=0.3))
 
 
@@ -98,5 +98,5 @@ def test_the_estimate_counts_the_bytes_of_the_real_layout(tiny_base: Path, tmp_p
     assert parameters(tiny_base / "transformer") == count
     estimate = disk_estimate(run)
     assert estimate.weights == estimate.optimizer == 8 * count
-    # Rounds 4 (a fourth one), 5 and 6 (the last), and one best round; optimizer state of the last two; two rounds of latents.
+    # Weights of rounds 4 (a fourth one), 5, 6 and a best one; optimizer state and latents of the last two.
     assert estimate.total == 4 * estimate.weights + 2 * estimate.optimizer + 2 * estimate.latents
