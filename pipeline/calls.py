@@ -13,6 +13,7 @@ from pipeline.plan import RunPlan
 from pipeline.reuse import Request
 from pipeline.workers import SCORERS, method_module
 from stages.core.code import code_digest
+from stages.core.spec import read_json
 from stages.core.types import Ledger
 
 # What the readers of an artifact need of it, so that nothing is made again for their sake that they never open.
@@ -54,6 +55,7 @@ class Loop:
         self.weights = {
             name: Input(driver.external(Path(spec.path))) for name, spec in run.scorers.items() if spec.path is not None
         }
+        self.decoder = _components(Path(run.policy.base))
         self._costs: dict[int, Ledger] = {}
 
     def cost(self, round_: int) -> Ledger:
@@ -97,7 +99,7 @@ class Loop:
         inputs = {"rollout": Input(rollout), "prompts": self.prompts, "base": self.base}
         if scorer in self.weights:
             inputs["scorer"] = self.weights[scorer]
-        uses = [SCORERS[self.run.scorers[scorer].kind]]
+        uses = [SCORERS[self.run.scorers[scorer].kind], *self.decoder]
         images = self.cost(round_).images
         ledger = Ledger(images=images, scores=images)
         spec = plan.reward_spec(self.run, scorer)
@@ -127,7 +129,7 @@ class Loop:
             "policy": Input(policy, EMA, "policy"), "base": self.base, "prompts": self.prompts,
             "embeddings": self.embeddings, **{f"scorer.{name}": one for name, one in self.weights.items()},
         }  # fmt: skip
-        uses = [SCORERS[spec.kind] for spec in self.run.scorers.values()]
+        uses = [*(SCORERS[spec.kind] for spec in self.run.scorers.values()), *self.decoder]
         spec = plan.validation_spec(self.run)
         return self.driver.call(
             "evaluate", round_, inputs, spec, uses=uses, ledger=plan.validation_ledger(self.run), force=force
@@ -139,3 +141,11 @@ class Loop:
         rewards = {name: self.reward(round_, name, rollout) for name in self.run.rewards}
         advantage = self.advantage(round_, rollout, rewards)
         return Round(round_, rollout, rewards, advantage, self.update(round_, rollout, advantage, policy))
+
+
+def _components(base: Path) -> list[str]:
+    """Modules of this project that a base folder names as its parts (the lab's autoencoder): code behind its images,
+    which no import mentions."""
+    index = base / "model_index.json"
+    entries = read_json(index).values() if index.is_file() else ()
+    return sorted({str(one[0]) for one in entries if isinstance(one, list) and str(one[0]).startswith("stages.")})

@@ -100,9 +100,11 @@ def align(
 
 @app.command()
 def stage(
-    stage: Annotated[str, typer.Argument(metavar="STAGE", help="rollout, reward, reward.SCORER, advantage or update.")],
+    stage: Annotated[
+        str, typer.Argument(metavar="STAGE", help="rollout, reward, reward.SCORER, advantage, update or evaluate.")
+    ],
     run: Annotated[str, typer.Option("--run", help="A run, or a variation made with `align --name`.")],
-    round_: Annotated[int, typer.Option("--round", min=0, help="Counted from 1.")],
+    round_: Annotated[int, typer.Option("--round", min=0, help="Counted from 1; `evaluate` of 0 is the start.")],
     force: Annotated[bool, typer.Option(help="Compute it again even if it is there, and compare.")] = False,
 ) -> None:
     """Make one stage of one round, alone; with --force again, to see that it comes out the same.

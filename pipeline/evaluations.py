@@ -22,7 +22,9 @@ RUNS, EVALUATIONS = Path("data/runs"), Path("data/evaluations")
 
 def finished_runs(runs: Path = RUNS) -> list[str]:
     """Runs that delivered a policy."""
-    return sorted(state.parent.parent.name for state in runs.glob("*/policy/state.json"))
+    names = (state.parent.parent.name for state in runs.glob("*/policy/state.json"))
+    # A killed run may have left a half-written folder, whose name begins with a dot.
+    return sorted(name for name in names if not name.startswith("."))
 
 
 def evaluate(params: Params, name: str, resident: Resident, evaluations: Path = EVALUATIONS) -> Path:

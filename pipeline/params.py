@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from pipeline.overrides import known_run, merge, override
 from pipeline.plan import RunPlan, ValidateSpec, rounds_within
 from pipeline.retention import RetentionSpec
 from stages.core.errors import GranularError, nearest
@@ -92,6 +93,7 @@ class Params:
 
 # Fields that a run's section and its plan have in common.
 _SHARED = sorted({one.name for one in fields(RunSection)} & {one.name for one in fields(RunPlan)} - {"rounds"})
+_KEYS = tuple(one.name for one in fields(RunSection))
 _SECTIONS = ("seed", "prompts", "policy", "sampler", "scorers", "align", "runs", "evaluate", "report")
 
 
@@ -104,10 +106,7 @@ def load_params(path: Path = PARAMS, sets: Sequence[str] = (), run: str | None =
             is YAML.
         run: the run that relative keys belong to.
     """
-    raw = read_yaml(path)
-    if not isinstance(raw, Mapping):
-        raise GranularError(f"{path}: expected sections ({', '.join(_SECTIONS)}), got {type(raw).__name__}.")
-    return parse(raw, sets, run)
+    return parse(read_yaml(path), sets, run)
 
 
 def parse(raw: Mapping[str, Any], sets: Sequence[str] = (), run: str | None = None) -> Params:
@@ -115,9 +114,9 @@ def parse(raw: Mapping[str, Any], sets: Sequence[str] = (), run: str | None = No
     raw = copy.deepcopy(dict(raw))
     _refuse_unknown_sections(raw)
     if run is not None:
-        _known_run(raw, run)
+        known_run(raw, run)
     for text in sets:
-        _set(raw, text, run)
+        override(raw, text, run, _SECTIONS, _KEYS)
     _refuse_unknown_sections(raw)
     seed = raw.get("seed", 42)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
@@ -130,19 +129,25 @@ def parse(raw: Mapping[str, Any], sets: Sequence[str] = (), run: str | None = No
     defaults = _section(raw, "align")
     _refuse_unknown_keys(RunSection, defaults, "align")
     runs = {
-        _checked_name(name, f"runs.{name}"): _build_run(str(name), defaults, values or {}, scorers)
+        _checked_name(name, f"runs.{name}"): _build_run(str(name), defaults, {} if values is None else values, scorers)
         for name, values in _section(raw, "runs").items()
     }
+    dotted = next((name for name in runs if "." in name), None)
+    if dotted:
+        raise GranularError(f"runs.{dotted}: a run of the file has no '.' in its name; it separates keys.")
     if BASE in runs:
         raise GranularError(f"runs.{BASE}: this name stands for the policy before training; choose another one.")
+    prompts = build(PromptsSpec, _section(raw, "prompts"), "prompts")
+    evaluation = build(EvaluateSection, _section(raw, "evaluate"), "evaluate")
+    _check_splits(prompts, evaluation, runs, defaults)
     return Params(
         seed=seed,
-        prompts=build(PromptsSpec, _section(raw, "prompts"), "prompts"),
+        prompts=prompts,
         policy=policy,
         sampler=build(SamplerSpec, _section(raw, "sampler"), "sampler"),
         scorers=scorers,
         runs=runs,
-        evaluate=build(EvaluateSection, _section(raw, "evaluate"), "evaluate"),
+        evaluate=evaluation,
         report=build(ReportSpec, _section(raw, "report"), "report"),
         raw=raw,
     )
@@ -195,6 +200,23 @@ def require_weights(params_policy: PolicySpec, scorers: Mapping[str, ScorerSpec]
             raise GranularError(f"scorers.{name}.path: {path} is not there; put the weights there or fix the path.")
 
 
+def _check_splits(
+    prompts: PromptsSpec, evaluation: EvaluateSection, runs: Mapping[str, RunSection], defaults: Mapping[str, Any]
+) -> None:
+    """Held-out prompts that are asked for are held out: said now, and not after the training before an evaluation."""
+    held_out = {"test": prompts.test, "validation": prompts.validation}
+    asked = [("evaluate.prompts", evaluation.prompts, evaluation.split)]
+    below = defaults.get("validate")
+    for name, run in runs.items():
+        inherited = isinstance(below, Mapping) and below.get("prompts") == run.validate.prompts
+        where = "align" if inherited else f"runs.{name}"
+        if run.validate.every:
+            asked.append((f"{where}.validate.prompts", run.validate.prompts, "validation"))
+    for place, count, split in asked:
+        if count > held_out[split]:
+            raise GranularError(f"{place}: at most {held_out[split]}, as prompts.{split} holds out, got {count}.")
+
+
 def _refuse_unknown_sections(raw: Mapping[str, Any]) -> None:
     for key in raw:
         if key not in _SECTIONS:
@@ -223,12 +245,6 @@ def _refuse_unknown_keys(kind: type, values: Mapping[str, Any], where: str) -> N
     for key in values:
         if key not in names:
             raise GranularError(f"{where}.{key}: unknown key; {nearest(str(key), names)}")
-
-
-def _known_run(raw: Mapping[str, Any], run: str) -> None:
-    names = [str(name) for name in _section(raw, "runs")]
-    if run not in names:
-        raise GranularError(f"{run}: no such run in params.yaml; {nearest(run, names)}")
 
 
 def _build_run(name: str, defaults: Mapping, values: Any, scorers: Mapping[str, ScorerSpec]) -> RunSection:
@@ -263,28 +279,6 @@ def _reaches(values: Any, keys: Sequence[str]) -> bool:
     return True
 
 
-def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`above` laid over `below`, section by section.
-
-    Another method is another set of options, so it replaces the whole; `budget` and `rounds` replace each other; a
-    reward of `null` is left out.
-    """
-    merged = dict(below)
-    for one, other in (("budget", "rounds"), ("rounds", "budget")):
-        if above.get(one) is not None and above.get(other) is None:
-            merged.pop(other, None)
-    for key, value in above.items():
-        old = below.get(key)
-        other_method = key == "method" and isinstance(value, Mapping) and isinstance(old, Mapping) and (
-            value.get("name", old.get("name")) != old.get("name")
-        )  # fmt: skip
-        both = isinstance(value, Mapping) and isinstance(old, Mapping) and not other_method
-        merged[key] = {**old, **value} if both else value
-    if isinstance(merged.get("rewards"), Mapping):
-        merged["rewards"] = {name: weight for name, weight in merged["rewards"].items() if weight is not None}
-    return merged
-
-
 def _check_run(section: RunSection, where: str, scorers: Mapping[str, ScorerSpec]) -> None:
     from stages.methods import Plan
     from stages.methods import build as build_method
@@ -302,41 +296,3 @@ def _check_run(section: RunSection, where: str, scorers: Mapping[str, ScorerSpec
         method.check(Plan(grid, section.group))
     except GranularError as error:
         raise GranularError(f"{where}.{error}") from None
-
-
-def _set(raw: dict[str, Any], text: str, run: str | None) -> None:
-    """Lay one `key=value` over what was written."""
-    key, equals, value = text.partition("=")
-    keys = key.strip().split(".")
-    if not equals or not all(keys):
-        raise GranularError(f"--set {text}: expected key=value, as in --set optimizer.lr=2e-4.")
-    names = {one.name for one in fields(RunSection)}
-    if keys[0] in names:
-        if run is None:
-            raise GranularError(f"--set {text}: '{key}' is a key of a run; write align.{key} or runs.NAME.{key}.")
-        keys = ["runs", run, *keys]
-    elif keys[0] not in _SECTIONS:
-        hint = nearest(keys[0], {*_SECTIONS, *(names if run else ())})
-        raise GranularError(f"--set {text}: unknown key '{keys[0]}'; {hint}")
-    elif keys[0] == "runs" and len(keys) > 1:
-        _known_run(raw, keys[1])
-    place: Any = raw
-    for depth, name in enumerate(keys[:-1], start=1):
-        if place.get(name) is None:
-            place[name] = {}
-        place = place[name]
-        if not isinstance(place, dict):
-            raise GranularError(f"--set {text}: {'.'.join(keys[:depth])} is a value, not a section of keys.")
-    place[keys[-1]] = _value(value, text)
-    # The two replace each other here as they do between `align` and a run.
-    place.pop({"budget": "rounds", "rounds": "budget"}.get(keys[-1], ""), None)
-
-
-def _value(value: str, text: str) -> Any:
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    try:
-        return YAML(typ="safe", pure=True).load(value)
-    except YAMLError:
-        raise GranularError(f"--set {text}: '{value}' is not a YAML value.") from None

@@ -25,7 +25,6 @@ from stages.update.spec import OptimizerSpec, UpdateSpec
 
 if TYPE_CHECKING:
     from stages.evaluate.spec import EvaluateSpec
-
     from stages.reward.spec import ScorerSpec
     from stages.rollout.tree import FrozenTree
 
@@ -51,7 +50,8 @@ class RunPlan:
     name: of the run, and of its folders. rounds: how many. prompts_per_round: distinct train prompts of a round.
     group: G, samples per prompt. method: name and options. rewards: trained scorer → weight. scorers: every scorer
     of the project; those without a weight only watch. ema: decay per round. update_batch: parents per forward.
-    grid: of rollouts. evaluation: grid of validations, that of the final evaluation. failures: what a missing reward does. prompts, embeddings: folders of those stages.
+    grid: of rollouts. evaluation: grid of validations, that of the final evaluation. failures: what a missing
+    reward does. prompts, embeddings: folders of those stages.
     """
 
     name: str
@@ -83,7 +83,7 @@ def read_split(prompts: Path, split: str) -> tuple[int, ...]:
 
     path = prompts / "prompts.parquet"
     if not path.is_file():
-        raise GranularError(f"{path}: not there; make the prompt table first (stage prompts).")
+        raise GranularError(f"{path}: not there; make the prompt table first, with `dvc repro prompts`.")
     table = pd.read_parquet(path, columns=["id", "split"])
     return tuple(int(row) for row in table["id"][table["split"] == split])
 
@@ -163,8 +163,9 @@ def plan_trees(run: RunPlan, round_: int) -> list[FrozenTree]:
     from stages.methods import build
     from stages.rollout.stage import plan_trees as trees_of
 
-    # Only methods that plan every prompt by itself need to know which prompts there are.
-    named = build(run.method).per_prompt
+    # Only methods that plan every prompt by itself need to know which prompts there are; before there is a prompt
+    # table, any ids give the same counts up to chance.
+    named = build(run.method).per_prompt and (run.prompts / "prompts.parquet").is_file()
     prompts = round_prompts(run, round_) if named else tuple(range(run.prompts_per_round))
     return trees_of(rollout_spec(run, round_, prompts))
 

@@ -50,7 +50,12 @@ def _without_locations(value: Any) -> Any:
         return [_without_locations(item) for item in value]
     if not isinstance(value, dict):
         return value
-    kept = {name: _without_locations(item) for name, item in value.items() if name not in LOCATIONS}
+    # Only a place itself: a scorer called "base" has a weight or a section under that name, which counts.
+    kept = {
+        name: _without_locations(item)
+        for name, item in value.items()
+        if not (name in LOCATIONS and (item is None or isinstance(item, str)))
+    }
     if isinstance(kept.get("device"), str):
         kept["device"] = kept["device"].partition(":")[0]
     return kept
@@ -216,15 +221,16 @@ class Store:
         gone = []
         for part in published.parts(patterns):
             path = published.folder / part
-            if path.is_dir():
-                # A half-deleted array would read as fill values, so it leaves by a rename first.
-                aside = published.folder.parent / _attempt_name()
-                os.replace(path, aside)
-                shutil.rmtree(aside, ignore_errors=True)
-            elif path.exists():
-                path.unlink()
-            else:
-                continue
+            try:
+                if path.is_dir():
+                    # A half-deleted array would read as fill values, so it leaves by a rename first.
+                    aside = published.folder.parent / _attempt_name()
+                    os.replace(path, aside)
+                    shutil.rmtree(aside, ignore_errors=True)
+                else:
+                    path.unlink()
+            except FileNotFoundError:
+                continue  # evicted before, or by another driver this moment
             gone.append(part)
         return gone
 
@@ -246,7 +252,12 @@ class Store:
         for part in published.missing([""]):
             target = published.folder / part
             target.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(scratch / part, target)
+            try:
+                os.replace(scratch / part, target)
+            except OSError:
+                # A folder that another driver brought back meanwhile does not give way, and holds the same.
+                if not target.is_dir():
+                    raise
 
     def content(self, path: Path) -> str:
         """Digest of something outside the store (a base policy, scorer weights, prompts), remembered by the sizes

@@ -96,7 +96,7 @@ def align(
             result = _play(loop, journal, project)
             outputs.assemble(result, project / "data" / "runs" / run.name)
         except KeyboardInterrupt:
-            sentence = f"stopped; nothing is half-written, the next call resumes at round {journal.round}"
+            sentence = f"stopped; nothing is half-written, the next call resumes at round {max(journal.round, 1)}"
             journal.hear(_of_run(run, journal.round, "failed", sentence))
             say(f"{run.name}: {sentence}.")
             raise SystemExit(130) from None

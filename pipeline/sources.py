@@ -13,6 +13,7 @@ import json
 from pathlib import Path
 
 from stages.core.code import LIBRARIES, code_files, modules_of, versions
+from stages.core.command import guarded
 from stages.core.publish import write_text
 
 # DVC stage → the modules its command runs, those a registry names at run time included. What only says how a command
@@ -23,9 +24,9 @@ ROOTS: dict[str, tuple[str, ...]] = {
     "align": (
         *("pipeline.rounds", "pipeline.params", "pipeline.workers"),
         *("stages.rollout.stage", "stages.reward.stage", "stages.advantage.stage", "stages.update.stage"),
-        "stages.evaluate.stage",
+        *("stages.evaluate.stage", "stages.lab.autoencoder"),
     ),
-    "evaluate": ("pipeline.evaluations", "stages.evaluate.stage"),
+    "evaluate": ("pipeline.evaluations", "stages.evaluate.stage", "stages.lab.autoencoder"),
     "report": ("stages.report.__main__",),
 }
 # A finished policy is evaluated, whatever method made it: what `pipeline.plan` knows of methods plays no part.
@@ -49,5 +50,13 @@ def write(folder: Path) -> None:
         write_text(folder / f"{stage}.json", json.dumps(content, indent=1, sort_keys=True) + "\n")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The first stage of all, so the settings of every later one are checked here, before any work."""
+    from pipeline.params import load_params
+
+    load_params()
     write(Path("data/code"))
+
+
+if __name__ == "__main__":
+    guarded(main)

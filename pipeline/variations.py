@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pipeline.params import Params, load_params, require_weights, resolve_run
+from pipeline.params import BASE, Params, load_params, require_weights, resolve_run
 from pipeline.plan import RunPlan
 from stages.core.errors import GranularError, nearest
 from stages.core.spec import build, read_json
@@ -63,13 +63,15 @@ def variations(params: Params, run: str, sets: Sequence[str], seeds: str | None,
         raise GranularError(
             f"--set makes another run than the {run} of params.yaml; say what it is called, as in --name {run}-try."
         )
+    if name == BASE:
+        raise GranularError(f"--name {name}: this name stands for the policy before training; choose another one.")
     if name in params.runs:
         raise GranularError(f"--name {name}: a run of params.yaml has this name; choose another one.")
     title = name or run
     if seeds is None:
         return [Variation(name=title, run=run, sets=tuple(sets))]
     numbers = [part.strip() for part in seeds.split(",")]
-    if not all(number.isdigit() for number in numbers) or len(set(numbers)) != len(numbers):
+    if not all(number.isascii() and number.isdigit() for number in numbers) or len(set(numbers)) != len(numbers):
         raise GranularError(f"--seeds {seeds}: expected different whole numbers, as in --seeds 1,2,3.")
     return [Variation(name=f"{title}-seed{n}", run=run, sets=tuple(sets), seed=int(n)) for n in numbers]
 

@@ -65,7 +65,8 @@ def apply_policy(table: pd.DataFrame, failures: str, round_: int) -> pd.DataFram
 
     Raises:
         GranularError: a reward is missing and the policy is `stop`; the sentence names the rows.
-        GateError: a scorer has no reward at all, or one and the same for a whole round of more than one leaf.
+        GateError: a scorer has no reward at all, or one and the same for a whole round of more than one leaf; or
+            dropping leaves no member at all.
     """
     bad = table[table["status"] != "ok"]
     if len(bad) and failures == "stop":
@@ -90,7 +91,13 @@ def apply_policy(table: pd.DataFrame, failures: str, round_: int) -> pd.DataFram
     if not len(bad):
         return table
     gone = pd.MultiIndex.from_frame(bad[KEYS]).unique()
-    return table[~pd.MultiIndex.from_frame(table[KEYS]).isin(gone)].reset_index(drop=True)
+    kept = table[~pd.MultiIndex.from_frame(table[KEYS]).isin(gone)].reset_index(drop=True)
+    if not len(kept):
+        raise GateError(
+            f"advantage: every member of round {round_} lacks a reward of some scorer, so nothing is left of the round "
+            f"to learn from; {len(bad)} of {len(table)} rewards are not there."
+        )
+    return kept
 
 
 def spread(rollout: Rollout, credit: pd.DataFrame) -> pd.DataFrame:

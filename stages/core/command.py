@@ -7,6 +7,7 @@ so any stage of any round can be run again, alone, into a folder of one's own.
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,9 @@ from stages.core.errors import GranularError
 from stages.core.publish import scratch_beside
 from stages.core.spec import build, read_json
 
+# A disk a person can do something about: full, read-only, not theirs.
+_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR})
+
 
 def guarded(work: Callable[[], None]) -> None:
     """Run a command; a person's mistake is one sentence and exit code 1, Ctrl-C is exit code 130."""
@@ -23,6 +27,11 @@ def guarded(work: Callable[[], None]) -> None:
         work()
     except GranularError as error:
         print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        print(f"error: {error.filename or 'output'}: {(error.strerror or '').lower()}.", file=sys.stderr)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         print("stopped: nothing was left half-written.", file=sys.stderr)

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+BLOCK = 2**28  # bytes of a large array that are read at a time
+
 
 def _hasher() -> Any:
     return hashlib.blake2b(digest_size=20)
@@ -109,10 +111,24 @@ def of_zarr(path: Path) -> dict[str, str]:
         if isinstance(member, zarr.Group):
             found[f"{name}/zarr.json"] = of_json(dict(member.attrs))
         else:
-            labels = [str(label) for label in member.metadata.dimension_names or ()]
-            value = of_arrays({"/".join(labels): np.asarray(member[...])})
+            value = _of_member(member)
             found[name] = of_json([value, dict(member.attrs)]) if member.attrs else value
     return found
+
+
+def _of_member(array: Any) -> str:
+    """`of_arrays` of one Zarr array, named by its dimensions, with at most about `BLOCK` bytes of it in memory."""
+    name = "/".join(str(label) for label in array.metadata.dimension_names or ())
+    if array.nbytes <= BLOCK:
+        return of_arrays({name: np.asarray(array[...])})
+    # Whole chunks, so that none is read twice.
+    chunk = (array.shards or array.chunks)[0]
+    rows = chunk * max(1, BLOCK // (array.nbytes // array.shape[0] * chunk))
+    total = _hasher()
+    total.update(f"{name}|{array.dtype.str}|{array.shape}|".encode())
+    for start in range(0, array.shape[0], rows):
+        total.update(np.ascontiguousarray(array[start : start + rows]).view(np.uint8).reshape(-1).data)
+    return total.hexdigest()
 
 
 def of_parts(folder: Path, skip: frozenset[str] = frozenset({"log.json"})) -> dict[str, str]:

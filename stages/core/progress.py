@@ -17,6 +17,7 @@ def bar(total: int, label: str, unit: str, quiet: bool = False) -> Any:
         unit=f" {unit}",
         dynamic_ncols=True,
         mininterval=0.2 if terminal else 30.0,
+        delay=0.5 if terminal else 30.0,
         leave=False,
         disable=quiet or (not terminal and total < 2),
         smoothing=0.1,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -15,7 +16,7 @@ def scratch_beside(target: Path) -> Iterator[Path]:
     """A fresh folder on the target's own filesystem; on success it *becomes* the target by one rename.
 
     On any error, Ctrl-C included, the scratch folder is removed and the target stays as it was. An existing
-    target is replaced; a reader sees the old folder or the new one, never a mixture.
+    target is replaced; a reader sees the old folder, for a moment none, then the new one, never a mixture.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     attempt = target.parent / f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp"
@@ -30,14 +31,21 @@ def scratch_beside(target: Path) -> Iterator[Path]:
 def replace_folder(source: Path, target: Path) -> None:
     """Move `source` to `target`; an old target steps aside first and is deleted after the move."""
     if target.is_symlink() or target.is_file():
-        target.unlink()
-    if target.exists():
-        aside = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.old"
-        os.replace(target, aside)
-        os.replace(source, target)
-        shutil.rmtree(aside, ignore_errors=True)
-    else:
-        os.replace(source, target)
+        target.unlink(missing_ok=True)
+    aside = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.old"
+    while True:
+        with suppress(FileNotFoundError):
+            os.replace(target, aside)
+        try:
+            os.replace(source, target)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            # Another process put its own there between the two moves: that one steps aside as well.
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            break
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def write_text(path: Path, text: str) -> None:

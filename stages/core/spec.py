@@ -38,14 +38,25 @@ def build(kind: type[T], values: Mapping[str, Any], where: str) -> T:
         raise GranularError(f"{where}: expected a section of keys, got {values!r}.")
     _refuse_unknown(kind, values, where)
     try:
-        return _adapter(kind).validate_python(dict(values), strict=None)
-    except ValidationError as error:
+        # As strict JSON: lists may become tuples and 1 a float, but "8" is no number and `true` no 1.
+        return _adapter(kind).validate_json(json.dumps(dict(values), allow_nan=False), strict=True)
+    except (TypeError, ValueError) as error:
+        if not isinstance(error, ValidationError):
+            raise GranularError(f"{where}: a value is not a finite number, text, list or section ({error}).") from None
         first = error.errors()[0]
-        place = ".".join([where, *(str(part) for part in first["loc"])])
-        given = "" if first["type"] == "missing" else f" (got {first['input']!r})"
-        message = first["msg"][0].lower() + first["msg"][1:]
-        message = "is required but missing" if first["type"] == "missing" else message
-        raise GranularError(f"{place}: {message.removeprefix('value error, ')}{given}.") from None
+        raise _sentence(first, where) from None
+
+
+def _sentence(first: Any, where: str) -> GranularError:
+    """One of pydantic's findings as ours."""
+    place = ".".join([where, *(str(part) for part in first["loc"])])
+    if first["type"] == "missing":
+        return GranularError(f"{place}: is required but missing.")
+    message = (first["msg"][0].lower() + first["msg"][1:]).removeprefix("value error, ")
+    message = message.replace("input should be a dictionary or an instance of", "expected the keys of")
+    for theirs, ours in ((" after validation", ""), ("dictionary", "section"), ("input should", "should")):
+        message = message.replace(theirs, ours)
+    return GranularError(f"{place}: {message} (got {first['input']!r}).")
 
 
 def _refuse_unknown(kind: type, values: Mapping[str, Any], where: str) -> None:
@@ -75,10 +86,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise GranularError(f"{path}: no such file; run from the project folder or name another file.")
     try:
         data = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise GranularError(f"{path}: not UTF-8 (byte {error.start + 1}); convert the file to UTF-8.") from None
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" at line {mark.line + 1}" if mark else ""
-        raise GranularError(f"{path}: not valid YAML{line}: {getattr(error, 'problem', error)}.") from None
+        problem = " ".join(str(getattr(error, "problem", error)).split()).rstrip(".")
+        raise GranularError(f"{path}: not valid YAML{line}: {problem}.") from None
+    if data is not None and not isinstance(data, dict):
+        raise GranularError(f"{path}: expected sections of keys, got a {type(data).__name__}.")
     return data or {}
 
 

@@ -1,6 +1,6 @@
 """The embedded lab: a tiny FLUX on coloured shapes with an exact oracle, so that the pipeline runs on two CPU cores.
 
-    grammar      every prompt that exists (GenEval metadata, GenEval's six tags) and the train / validation / test split
+    grammar      every prompt that exists (GenEval metadata, GenEval's six tags)
     scenes       a prompt becomes a symbolic scene, a scene becomes 32 x 32 pixels
     oracle       pixels become a verdict: does the image show what the prompt says? (never sees the scene)
     autoencoder  8 x 8 pixel patches <-> latents, with AutoencoderKL's interface

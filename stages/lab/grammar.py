@@ -8,7 +8,6 @@ The world: 3 shapes, 6 colours, 4 relations, counts 2-4; 294 prompts.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from itertools import permutations, product
 from typing import Any
@@ -26,7 +25,6 @@ COLORS: dict[str, tuple[int, int, int]] = {
 RELATIONS = ("left of", "right of", "above", "below")
 NUMBERS = {2: "two", 3: "three", 4: "four"}
 TAGS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
-SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -104,26 +102,6 @@ def _article(word: str) -> str:
 def enumerate_prompts() -> list[LabPrompt]:
     """All 294 prompts, grouped by tag in the order of `TAGS`; the position in this list is a prompt's stable id."""
     return [*_single_object(), *_two_object(), *_counting(), *_colors(), *_position(), *_color_attr()]
-
-
-def split(test: float = 1 / 3, validation: float = 1 / 8) -> dict[str, list[LabPrompt]]:
-    """Deterministic split, stratified by tag -> {"train": ..., "validation": ..., "test": ...}, disjoint, complete.
-
-    Within a tag, prompts are ranked by a digest of their text (no generator state, stable when colours are added);
-    the first `test` share (rounded up) is test, the next `validation` share (rounded up) validation. Every tag has at
-    least one prompt in each part. The base policy and the scorers were pretrained on captions of all prompts, as a real
-    base model has seen the world; only reinforcement learning is held to the train part.
-    """
-    parts: dict[str, list[LabPrompt]] = {name: [] for name in SPLITS}
-    prompts = enumerate_prompts()
-    for tag in TAGS:
-        ranked = sorted((p for p in prompts if p.tag == tag), key=lambda p: hashlib.sha256(p.text.encode()).hexdigest())
-        n_test = -int(-len(ranked) * test // 1)
-        n_validation = -int(-len(ranked) * validation // 1)
-        parts["test"] += ranked[:n_test]
-        parts["validation"] += ranked[n_test : n_test + n_validation]
-        parts["train"] += ranked[n_test + n_validation :]
-    return parts
 
 
 def vocabulary() -> list[str]:

@@ -90,7 +90,7 @@ def card(
 ) -> tuple[dict, np.ndarray]:
     """All prompts -> (figures, the 16-step images uint8 [294 * per_prompt, 32, 32, 3], prompt-major)."""
     from stages.lab import scorers
-    from stages.lab.grammar import enumerate_prompts, split
+    from stages.lab.grammar import enumerate_prompts
 
     prompts = [p for p in enumerate_prompts() for _ in range(per_prompt)]
     texts, metadata = [p.text for p in prompts], [p.metadata for p in prompts]
@@ -99,7 +99,6 @@ def card(
         "images_per_prompt": per_prompt,
         "seed": seed,
         "success": {},
-        "success_by_split_16_steps": {},
         "scorers": {},
     }
     images = {steps: sample(pipe, texts, steps, seed) for steps in (8, 16)}
@@ -109,11 +108,6 @@ def card(
         figures["success"][f"{steps}_steps"] = success_by_tag(prompts, correct)
     grade = np.array([v.score for v in verdicts])
     figures["mean_graded_score_16_steps"] = round(float(grade.mean()), 4)
-    for name, part in split().items():
-        inside = {p.text for p in part}
-        rows = np.array([p.text in inside for p in prompts])
-        kept = [p for p, r in zip(prompts, rows, strict=True) if r]
-        figures["success_by_split_16_steps"][name] = success_by_tag(kept, correct[rows])["overall"]
     for name, model in models.items():
         scores = scorers.cosine(model, images[16], texts)
         figures["scorers"][name] = {

@@ -114,7 +114,8 @@ def _shape_memberships(cover: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nd
     size = cover.sum((1, 2))
     safe = np.maximum(size, 1e-6)
     y, x = np.arange(h, dtype=np.float32) + 0.5, np.arange(w, dtype=np.float32) + 0.5
-    centers = np.stack([cover.sum(1) @ x, cover.sum(2) @ y], -1) / safe[:, None]
+    # Not `cover.sum(1) @ x`: the bits of a matrix product depend on how many objects share the call.
+    centers = np.stack([(cover.sum(1) * x).sum(-1), (cover.sum(2) * y).sum(-1)], -1) / safe[:, None]
     overlap = np.empty((k, len(SHAPES)), np.float32)
     radii = np.sqrt(safe[:, None] / np.array([np.pi, 4 * 0.89**2, 0.75 * 3**0.5 * 1.5**2], np.float32))
     for shape in range(len(SHAPES)):

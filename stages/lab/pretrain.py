@@ -11,7 +11,7 @@ import os
 import time
 from pathlib import Path
 
-PARTS = ("policy", "clip", "hps", "clip_other", "card")
+PARTS = ("prompts", "policy", "clip", "hps", "clip_other", "card")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,6 +45,7 @@ def pretrain(
     import torch
 
     from stages.lab import pipeline, scorers, train_scorers
+    from stages.lab.grammar import enumerate_prompts
     from stages.lab.train_policy import PolicySpec, train_policy
 
     torch.set_num_threads(threads)
@@ -54,6 +55,11 @@ def pretrain(
         return dataclasses.replace(spec, steps=max(2, round(spec.steps * scale)), seed=spec.seed + seed)
 
     start = time.monotonic()
+    if "prompts" in parts:
+        lines = [json.dumps(prompt.metadata) for prompt in enumerate_prompts()]
+        out.mkdir(parents=True, exist_ok=True)
+        _replace(out / "prompts.jsonl", ("\n".join(lines) + "\n").encode())
+        _say(start, f"prompts -> {out / 'prompts.jsonl'}")
     if "policy" in parts:
         unfinished = (lambda step, pipe: pipeline.save(pipe, out / "policy")) if preview else None
         pipe = train_policy(resized(PolicySpec()), unfinished, preview)

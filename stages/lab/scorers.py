@@ -28,16 +28,16 @@ OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 def architecture(name: str) -> dict[str, Any]:
-    """The open_clip model config of one scorer; `clip_other` differs from the others in every dimension."""
+    """The open_clip model config of one scorer; `clip_other` differs from the others in depth and every width."""
     other = name == "clip_other"
     return {
         "embed_dim": 48 if other else 64,
         "vision_cfg": {
             "image_size": IMAGE_SIZE,
             "layers": 4 if other else 3,
-            "width": 64 if other else 128,
-            "head_width": 16 if other else 32,
-            "patch_size": 4 if other else 8,
+            "width": 96 if other else 128,
+            "head_width": 24 if other else 32,
+            "patch_size": 8,
         },
         "text_cfg": {
             "context_length": CLIP_LENGTH,

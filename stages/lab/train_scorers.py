@@ -14,6 +14,7 @@ import numpy as np
 
 from stages.lab import scorers
 from stages.lab.grammar import enumerate_prompts
+from stages.lab.optim import Optimizer
 from stages.lab.scenes import render, sample_scenes, satisfies
 from stages.lab.train_policy import prompt_probabilities
 
@@ -28,14 +29,14 @@ class ScorerSpec:
     name: str
     steps: int
     batch: int = 256
-    lr: float = 1.5e-3  # AdamW peak, 100 steps of warm-up, cosine to 0
+    lr: float = 1.5e-3  # peak; see `optim.Optimizer` for the schedule
     wear: float = 1.0
     seed: int = 1
 
 
-CLIP = ScorerSpec(name="clip", steps=2500, seed=1)
-HPS = ScorerSpec(name="hps", steps=600, batch=128, lr=3e-4, seed=2)
-CLIP_OTHER = ScorerSpec(name="clip_other", steps=1800, batch=192, wear=1.3, seed=3)
+CLIP = ScorerSpec(name="clip", steps=1600, seed=1)
+HPS = ScorerSpec(name="hps", steps=500, batch=96, lr=3e-4, seed=2)
+CLIP_OTHER = ScorerSpec(name="clip_other", steps=1100, batch=192, wear=1.3, seed=3)
 
 
 def meaning(metadata: dict[str, Any]) -> tuple:
@@ -188,21 +189,12 @@ def _optimise(model: torch.nn.Module, spec: ScorerSpec):
     import torch
     from tqdm import tqdm
 
-    model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=spec.lr, weight_decay=0.05, betas=(0.9, 0.98))
-    warmup = min(100, spec.steps // 10 + 1)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda i: min(1.0, (i + 1) / warmup) * 0.5 * (1 + np.cos(np.pi * min(1.0, i / spec.steps)))
-    )
+    optimizer = Optimizer([model.train()], spec.steps, spec.lr, weight_decay=0.02)
     bar = tqdm(range(spec.steps), desc=spec.name, mininterval=10, smoothing=0.1)
     smooth: list[float] = []
 
     def step(loss: torch.Tensor) -> None:
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
+        optimizer.step(loss)
         with torch.no_grad():
             model.logit_scale.clamp_(max=np.log(100))
         smooth[:] = [0.98 * smooth[0] + 0.02 * loss.item() if smooth else loss.item()]

@@ -25,6 +25,6 @@ def build(values: Mapping[str, Any], where: str = "method") -> Method:
     """
     options = dict(values)
     name = options.pop("name", None)
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         raise GranularError(f"{where}.name: unknown method {name!r}; {nearest(str(name), METHODS)}")
     return build_spec(METHODS[name], options, where)

@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from stages.core.errors import GranularError
+from stages.core.errors import GateError, GranularError
 from stages.policies.spec import PolicySpec
 
+# Pixels of one decoding forward: 64 small images, or 8 at 720², where a layer of FLUX's autoencoder takes 4 GB.
+DECODE_PIXELS = 2**22
 TEXT_PARTS = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
 
 
@@ -91,8 +93,13 @@ class FluxPolicy:
         )[0].float()
 
     @torch.no_grad()
-    def decode(self, x: np.ndarray, batch: int = 64) -> np.ndarray:
-        """Clean latents [N, tokens, channels] → images uint8 [N, H, W, 3], rounded as the diffusers pipeline does."""
+    def decode(self, x: np.ndarray) -> np.ndarray:
+        """Clean latents [N, tokens, channels] → images uint8 [N, H, W, 3], rounded as the diffusers pipeline does.
+
+        Raises:
+            GateError: a decoded image is not finite (rounding to uint8 would hide it).
+        """
+        batch = max(1, min(64, DECODE_PIXELS // (self.spec.height * self.spec.width)))
         images = np.empty((len(x), self.spec.height, self.spec.width, 3), np.uint8)
         for start in range(0, len(x), batch):
             rows = torch.from_numpy(np.ascontiguousarray(x[start : start + batch]))
@@ -102,6 +109,13 @@ class FluxPolicy:
             z = self._unpack(rows.to(self.device), self.spec.height, self.spec.width, self.factor)
             z = z / self.vae.config.scaling_factor + (self.vae.config.shift_factor or 0.0)
             decoded = self.vae.decode(z, return_dict=False)[0][:count]
+            finite = torch.isfinite(decoded).flatten(1).all(1)
+            if not finite.all():
+                rows = (start + torch.nonzero(~finite)[:5, 0]).tolist()
+                raise GateError(
+                    f"decode: {int((~finite).sum())} of {count} images are not finite, latents "
+                    f"{', '.join(map(str, rows))} of {len(x)}; the latents or the autoencoder's weights are wrong."
+                )
             pixels = (decoded.float() / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
             images[start : start + count] = (pixels.cpu().numpy() * 255).round().astype(np.uint8)
         return images

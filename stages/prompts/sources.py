@@ -1,4 +1,4 @@
-"""Prompt sources: text, JSON lines, Parquet or the lab's grammar -> rows. Nothing disappears without a count.
+"""Prompt files: text, JSON lines or Parquet -> rows. Nothing disappears without a count.
 
 Every line (or Parquet row) ends in exactly one of three ways:
 
@@ -57,7 +57,7 @@ class Source:
 
 
 def read_source(source: str, max_chars: int) -> Source:
-    """Read `lab` or a prompt file.
+    """Read a prompt file.
 
     Raises:
         GranularError: no such file, another ending, or a line that cannot be one prompt.
@@ -95,24 +95,13 @@ def read_source(source: str, max_chars: int) -> Source:
 
 
 def _records(source: str, noted: dict[str, int]) -> Iterator[Record]:
-    if source == "lab":
-        return _lab()
     path = Path(source)
     readers = {".txt": _txt, ".jsonl": _jsonl, ".parquet": _parquet}
     if path.suffix not in readers:
-        raise GranularError(
-            f"prompts.source: '{source}' is neither 'lab' nor a file ending in {', '.join(sorted(readers))}."
-        )
+        raise GranularError(f"prompts.source: '{source}' is no file ending in {', '.join(sorted(readers))}.")
     if not path.is_file():
         raise GranularError(f"prompts.source: no such file: {path}.")
     return readers[path.suffix](path, noted)
-
-
-def _lab() -> Iterator[Record]:
-    from stages.lab.grammar import enumerate_prompts
-
-    for line, prompt in enumerate(enumerate_prompts(), 1):
-        yield _from_keys("lab", line, prompt.metadata)
 
 
 def _txt(path: Path, noted: dict[str, int]) -> Iterator[Record]:

@@ -6,6 +6,7 @@ import argparse
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from stages.core.command import guarded
@@ -15,7 +16,7 @@ from stages.report.spec import ReportSpec
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line; the section `report` of the params file sets the knobs."""
+    """The command line; the sections `report` and `runs` of the params file say what is reported."""
     parser = argparse.ArgumentParser(prog="python -m stages.report", description=__doc__)
     parser.add_argument("--params", type=Path, default=Path("params.yaml"))
     parser.add_argument("--evaluations", type=Path, default=Path("data/evaluations"))
@@ -27,7 +28,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     def work() -> None:
         from stages.report.stage import OUTPUTS, run
 
-        spec = build(ReportSpec, read_yaml(arguments.params).get("report") or {}, "report")
+        params = read_yaml(arguments.params)
+        spec = build(ReportSpec, params.get("report") or {}, "report")
+        spec = replace(spec, runs=spec.runs or tuple(params.get("runs") or ()))
         inputs = {name: getattr(arguments, name) for name in ("evaluations", "runs", "reference")}
         arguments.out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".report-", dir=arguments.out) as scratch:

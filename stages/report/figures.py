@@ -6,6 +6,7 @@ Colours are Okabe-Ito's, and every policy has its own line style or marker too. 
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +93,10 @@ def finish(figure: Figure, name: str, title: str, caption: str) -> Picture:
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
     text = svg.getvalue()
-    return Picture(name, title, caption, _palette(png), text[text.index("<svg") :].replace(INK, "currentColor"))
+    text = text[text.index("<svg") :].replace(INK, "currentColor")
+    # Every figure numbers its parts from 1, and they stand on one page.
+    text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", text)
+    return Picture(name, title, caption, _palette(png), text)
 
 
 def _palette(png: io.BytesIO) -> bytes:

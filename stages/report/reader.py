@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,26 +92,24 @@ class Results:
         )
 
 
-def read(evaluations: Path, runs: Path) -> Results:
-    """Read all results.
+def read(evaluations: Path, runs: Path, names: Sequence[str] = ()) -> Results:
+    """Read the results of the named runs, in their order; of all runs there are, where none is named.
 
     Raises:
         GranularError: one sentence naming what to run, where an evaluation or a run is missing; or which setting
             differs, where evaluations cannot be compared.
     """
     present = _folders(evaluations, "summary.json")
-    trained = _folders(runs, "run.json")
+    trained = list(names) or _folders(runs, "run.json")
+    absent = [name for name in trained if not (runs / name / "run.json").is_file()]
+    if absent:
+        raise GranularError(f"{runs}: no finished run {absent[0]}; run `granular align {absent[0]}`.")
     missing = [name for name in (BASE, *trained) if name not in present]
     if missing:
         raise GranularError(
             f"{evaluations}: no evaluation of {', '.join(missing)}; run "
             + " and ".join(f"`granular evaluate {name}`" for name in missing)
             + "."
-        )
-    stray = [name for name in present if name != BASE and name not in trained]
-    if stray:
-        raise GranularError(
-            f"{runs}: '{stray[0]}' was evaluated but its run is not there; run `granular align {stray[0]}`."
         )
     base = _evaluation(evaluations / BASE)
     others = tuple(_evaluation(evaluations / name) for name in trained)

@@ -29,7 +29,7 @@ def run(inputs: Mapping[str, Path], spec: ReportSpec, resident: Resident | None,
     Raises:
         GranularError: an evaluation is missing, or evaluations cannot be compared.
     """
-    results = read(inputs["evaluations"], inputs["runs"])
+    results = read(inputs["evaluations"], inputs["runs"], spec.runs)
     bootstrap = Bootstrap(spec.bootstrap, spec.seed)
     found = tables.scores(results, bootstrap)
     paired = tables.pairs(results, bootstrap)

@@ -126,13 +126,21 @@ def read_rollout(path: Path, latents: bool = True) -> Rollout:
         if not group.attrs.get("complete"):
             raise GranularError(f"{path}: {name} was never finished; run the rollout again.")
         arrays = dict(group.arrays())
-        if latents and (gone := [key for key in LATENTS if key not in arrays]):
-            raise GranularError(
-                f"{path}: {name} no longer holds {', '.join(gone)} (evicted by retention; its tables remain); "
-                "a stage that reads them makes them again, or raise retention.latents_rounds."
-            )
+        if latents:
+            _refuse_evicted(path / name)
         parts.append({key: array[...] for key, array in arrays.items() if latents or key not in LATENTS})
+        if latents:
+            # An array that another run evicts while it is read reads as zeros.
+            _refuse_evicted(path / name)
     return _join(parts, attrs)
+
+
+def _refuse_evicted(shard: Path) -> None:
+    if gone := [key for key in LATENTS if not (shard / key).is_dir()]:
+        raise GranularError(
+            f"{shard.parent}: {shard.name} no longer holds {', '.join(gone)} (evicted by retention; its tables "
+            "remain); a stage that reads them makes them again, or raise retention.latents_rounds."
+        )
 
 
 def _join(parts: list[dict[str, np.ndarray]], attrs: dict[str, Any]) -> Rollout:

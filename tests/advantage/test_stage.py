@@ -233,3 +233,11 @@ def test_the_stage_reads_and_writes_its_folders(rollout, tmp_path, monkeypatch):
 def test_a_wrong_spec_is_one_sentence(values, message):
     with pytest.raises(GranularError, match=message):
         build_spec(AdvantageSpec, {"method": G2RPO, "rewards": {"hps": 1.0}, **values}, "spec")
+
+
+def test_dropping_every_member_stops_the_round(rollout):
+    tables = {"hps": score(rollout), "clip": score(rollout, 1)}
+    for table, rest in zip(tables.values(), (0, 1)):
+        table.loc[rollout.leaves["member"].to_numpy() % 2 == rest, ["value", "status"]] = [None, "failed"]
+    with pytest.raises(GateError, match="nothing is left of the round"):
+        make(rollout, tables, failures="drop")

@@ -88,3 +88,21 @@ def test_a_folder_counts_names_and_forgets_logs(tmp_path: Path) -> None:
     assert digest.of_path(tmp_path / "one") == digest.of_path(tmp_path / "two")
     (tmp_path / "two" / "sub" / "a.txt").rename(tmp_path / "two" / "sub" / "b.txt")
     assert digest.of_path(tmp_path / "one") != digest.of_path(tmp_path / "two")
+
+
+@pytest.mark.parametrize(
+    "options", [{"chunks": (2, 3)}, {"chunks": (1, 3), "shards": (4, 3)}], ids=["chunks", "shards"]
+)
+def test_a_large_array_is_read_in_blocks_with_the_same_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict
+) -> None:
+    import zarr
+
+    group = zarr.create_group(str(tmp_path / "r.zarr"), zarr_format=3)
+    values = np.arange(33, dtype=np.float32).reshape(11, 3)
+    array = group.create_array("x", shape=values.shape, dtype=values.dtype, dimension_names=("a", "b"), **options)
+    array[...] = values
+    whole = digest.of_zarr(tmp_path / "r.zarr")
+    monkeypatch.setattr(digest, "BLOCK", 40)
+    assert digest.of_zarr(tmp_path / "r.zarr") == whole
+    assert whole["x"] == digest.of_arrays({"a/b": values})

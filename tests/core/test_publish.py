@@ -52,3 +52,22 @@ def test_a_small_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         write_text(tmp_path / "deep" / "a.txt", "two \ud800")
     assert (tmp_path / "deep" / "a.txt").read_text() == "one"
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["a.txt"]
+
+
+def test_two_processes_publish_the_same_folder_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in ("out", "new", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text(name)
+    replace = os.replace
+
+    def other_between(source: Path, target: Path) -> None:
+        if source == tmp_path / "new" and (tmp_path / "other").exists():
+            replace(tmp_path / "other", tmp_path / "out")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", other_between)
+    replace_folder(tmp_path / "new", tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["new"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from stages.lab.grammar import COLORS, RELATIONS, SHAPES, TAGS, enumerate_prompts, split, vocabulary
+from stages.lab.grammar import COLORS, RELATIONS, SHAPES, TAGS, enumerate_prompts
 
 
 def test_every_prompt_is_distinct_and_the_order_is_stable():
@@ -42,19 +42,3 @@ def test_the_landmark_of_a_relation_comes_first():
         {"class": "square", "count": 1},
         {"class": "circle", "count": 1, "position": ["left of", 0]},
     ]
-
-
-def test_splits_are_disjoint_complete_stratified_and_repeatable():
-    parts = split()
-    texts = {name: [p.text for p in part] for name, part in parts.items()}
-    everything = [t for part in texts.values() for t in part]
-    assert sorted(everything) == sorted(p.text for p in enumerate_prompts())
-    assert len(set(everything)) == len(everything)
-    assert len(texts["test"]) >= 96 and len(texts["validation"]) >= 32
-    assert all({p.tag for p in part} == set(TAGS) for part in parts.values())
-    assert parts == split()
-
-
-def test_the_train_part_knows_every_word():
-    words = {w for p in split()["train"] for w in p.text.split()}
-    assert words == set(vocabulary())

@@ -21,11 +21,10 @@ def drawn(n, seed):
     scenes = sample_scenes(wanted, rng)
     missed = []
     for i, (scene, own) in enumerate(zip(scenes, wanted, strict=True)):
-        pool = [p.metadata for p in PROMPTS if i % 2 or p.tag == own["tag"]]
-        candidates = [m for m in pool if not satisfies(scene, m)] or [
-            p.metadata for p in PROMPTS if not satisfies(scene, p.metadata)
-        ]
-        missed.append(candidates[rng.integers(len(candidates))])
+        near = [p for p in PROMPTS if p.tag == own["tag"]]
+        tries = ((PROMPTS if i % 2 or k > 20 else near) for k in range(1000))
+        picks = (pool[rng.integers(len(pool))].metadata for pool in tries)
+        missed.append(next(m for m in picks if not satisfies(scene, m)))
     return render(scenes), wanted, missed
 
 

@@ -68,7 +68,7 @@ def test_no_prompt_is_cut_or_unknown(pipe):
 def test_word_order_reaches_the_transformer(pipe):
     texts = ["a photo of a circle left of a square", "a photo of a square left of a circle"]
     context, _, _ = pipe.encode_prompt(texts, None, max_sequence_length=pipeline.T5_LENGTH)
-    assert float((context[0] - context[1]).abs().max()) > 1e-2
+    assert float((context[0] - context[1]).detach().abs().max()) > 1e-2
 
 
 def test_our_sampler_equals_diffusers(pipe):
@@ -105,8 +105,10 @@ def test_the_shipped_policy_draws_what_a_simple_prompt_says():
     from stages.lab.oracle import judge
 
     prompts = [p for p in enumerate_prompts() if p.tag in ("single_object", "colors")]
-    images = sample(pipeline.load(SHIPPED / "policy"), [p.text for p in prompts], steps=8)
-    assert np.mean([v.correct for v in judge(images, [p.metadata for p in prompts])]) > 0.5
+    images = sample(pipeline.load(SHIPPED / "policy"), [p.text for p in prompts], steps=16)
+    shuffled = [p.metadata for p in prompts[1:] + prompts[:1]]
+    own, other = (np.mean([v.score for v in judge(images, m)]) for m in ([p.metadata for p in prompts], shuffled))
+    assert own > 0.4 and own > 2 * other
 
 
 @pytest.mark.skipif(not SHIPPED.exists(), reason="no shipped weights; make them with: python -m stages.lab")

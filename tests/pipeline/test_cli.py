@@ -88,7 +88,9 @@ def test_plan_with_a_base_policy_estimates_memory_and_storage(granular: Callable
         (("plan", "g2rpo", "--set", "grup=1"), "did you mean 'group'?"),
         (("align", "g2rpo", "--set", "group=4"), "--name g2rpo-try"),
         (("align", "g2rpo", "--name", "mixgrpo", "--set", "group=4"), "choose another one"),
+        (("align", "g2rpo", "--name", "base"), "choose another one"),
         (("align", "g2rpo", "--seeds", "1,x"), "--seeds 1,2,3"),
+        (("align", "g2rpo", "--seeds", "²"), "--seeds 1,2,3"),
         (("align", "g2rpo"), "policy.base"),
         (("stage", "reward", "--run", "nothing", "--round", "1"), "no such run"),
         (("evaluate", "nothing"), "policy.base"),
@@ -105,6 +107,16 @@ def test_outside_a_project_the_missing_file_is_named(granular: Callable[..., Ans
     (folder / "params.yaml").unlink()
     code, _, err = granular("status")
     assert code == 1 and "params.yaml: no such file" in err
+
+
+def test_a_disk_that_cannot_be_written_to_is_one_sentence(
+    granular: Callable[..., Answer], folder: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "file").touch()
+    monkeypatch.setenv("GRANULAR_STORE", str(folder / "file" / "store"))
+    monkeypatch.setattr("pipeline.variations.require_weights", lambda *_: None)
+    code, _, err = granular("align", "g2rpo")
+    assert code == 1 and err.startswith("error: ") and err.count("\n") == 1
 
 
 def test_ctrl_c_is_130(granular: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:

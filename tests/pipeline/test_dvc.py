@@ -94,6 +94,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / name, folder)
     for name in ("pipeline", "stages"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "data" / "lab").mkdir(parents=True)
+    shutil.copy(ROOT / "data" / "lab" / "prompts.jsonl", folder / "data" / "lab")
     (folder / ".dvc").mkdir()
     for name in ("config", ".gitignore"):
         shutil.copy(ROOT / ".dvc" / name, folder / ".dvc")
@@ -102,7 +104,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def repro(folder: Path, *arguments: str) -> tuple[list[str], list[str]]:
-    """`dvc repro` → (stages that ran, stages that were skipped)."""
+    """`dvc repro` → (stages that ran, stages that were skipped); the frozen `lab` is neither."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         [sys.executable, "-m", "dvc", "repro", *arguments],
@@ -113,7 +115,8 @@ def repro(folder: Path, *arguments: str) -> tuple[list[str], list[str]]:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     ran = re.findall(r"^Running stage '(.+)':", done.stdout, re.MULTILINE)
-    return ran, re.findall(r"^Stage '(.+)' didn't change, skipping", done.stdout, re.MULTILINE)
+    skipped = re.findall(r"^Stage '(.+)' didn't change, skipping", done.stdout, re.MULTILINE)
+    return ran, [name for name in skipped if name != "lab"]
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.params import load_params, merge, parse, require_weights, resolve_run
+from pipeline.overrides import merge
+from pipeline.params import load_params, parse, require_weights, resolve_run
 from stages.core.errors import GranularError
 from stages.core.spec import read_yaml
 
@@ -86,11 +87,14 @@ def test_a_typo_in_any_section_is_refused_with_the_nearest_key(place: str, neare
         ("align.failures", "ignore"),
         ("align.validate.noises", 0),
         ("align.rewards.hps", "much"),
+        ("align.validate.prompts", 33),
         ("runs.g2rpo.method.name", "grpo"),
+        ("runs.g2rpo.method.name", ["g2rpo"]),
         ("runs.g2rpo.method.steps", [99]),
         ("runs.mixgrpo.method.window", 99),
         ("runs.dancegrpo.method.optimizer_steps", 99),
         ("evaluate.split", "train"),
+        ("evaluate.prompts", 97),
         ("report.bootstrap", 1),
     ],
 )
@@ -137,6 +141,21 @@ def test_a_run_name_that_cannot_be_a_folder_is_refused(name: str) -> None:
     assert "letters, digits" in sentence(raw)
 
 
+def test_a_run_name_with_a_dot_is_refused_because_dvc_reads_it_as_two_keys() -> None:
+    raw = copy.deepcopy(RAW)
+    raw["runs"]["g2rpo.2"] = {"method": {"name": "g2rpo"}}
+    assert sentence(raw).startswith("runs.g2rpo.2")
+
+
+@pytest.mark.parametrize("content", [b"seed: 1 # \xe9\n", b"- a\n", b"a: \x00\n", b"a: [1\nb: 2\n", b"text"])
+def test_a_file_that_is_no_settings_is_one_sentence(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "params.yaml"
+    file.write_bytes(content)
+    with pytest.raises(GranularError) as caught:
+        load_params(file)
+    assert str(caught.value).startswith(str(file)) and "\n" not in str(caught.value)
+
+
 def test_missing_weights_are_one_sentence(tmp_path: Path, tiny_base: Path) -> None:
     params = parse(changed("policy.base", str(tmp_path)))
     with pytest.raises(GranularError, match=r"^policy\.base: .* model_index\.json"):
@@ -178,6 +197,7 @@ def test_an_override_touches_its_run_alone() -> None:
         ("group", "key=value"),
         ("seed.x=1", "seed is a value"),
         ("group=[", "not a YAML value"),
+        ("prompts.source=mine.txt", "does not read section prompts"),
     ],
 )
 def test_a_mistaken_override_is_refused(text: str, hint: str) -> None:

@@ -218,3 +218,49 @@ def test_content_is_remembered_until_a_file_changes(store: Store, tmp_path: Path
     assert store.content(tmp_path / "base") != first
     with pytest.raises(GranularError, match="not there"):
         store.content(tmp_path / "nothing")
+
+
+def test_a_scorer_may_be_called_like_a_place() -> None:
+    from stages.advantage.spec import AdvantageSpec
+
+    def spec(weight: float) -> AdvantageSpec:
+        return AdvantageSpec(method={"name": "g2rpo"}, rewards={"base": weight, "path": 1.0})
+
+    assert settings(spec(1.0)) != settings(spec(2.0))
+
+
+@pytest.mark.parametrize("part", ["file", "folder"])
+def test_two_drivers_evict_and_restore_the_same_part_at_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    import os
+
+    import zarr
+
+    def make(scratch: Path) -> None:
+        zarr.create_group(str(scratch / "x.zarr"), zarr_format=3).create_array("folder", data=np.ones(3))
+        (scratch / "file").write_text("x")
+
+    with store.scratch("toy") as scratch:
+        make(scratch)
+        one = store.publish(REQUEST, scratch, {"seconds": 0})
+    name = {"file": "file", "folder": "x.zarr/folder"}[part]
+    kept = one.folder.parent / "kept"
+    with monkeypatch.context() as patch:
+        # The other one is quicker: the part is gone between the question and the deed.
+        patch.setattr(Path, "is_dir", lambda self: (os.rename(one.folder / name, kept), part == "folder")[1])
+        assert store.evict(one, [name]) == []
+    assert one.missing([""]) == [name]
+
+    missing = type(one).missing
+
+    def restored_meanwhile(self: Published, patterns: list[str]) -> list[str]:
+        gone = missing(self, patterns)
+        os.rename(kept, one.folder / name)
+        return gone
+
+    with monkeypatch.context() as patch, store.scratch("toy") as scratch:
+        make(scratch)
+        patch.setattr(type(one), "missing", restored_meanwhile)
+        store.restore(one, scratch, "toy")
+    assert one.missing([""]) == []

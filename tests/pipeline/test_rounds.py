@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -268,3 +269,29 @@ def test_a_budget_buys_as_many_whole_rounds_as_it_pays_for(world: World) -> None
     assert plan.rounds_within(run, spent - 1) == 2
     with pytest.raises(GranularError, match="one round costs"):
         plan.rounds_within(run, 1)
+
+
+def test_the_code_of_a_base_policys_own_parts_is_code_behind_its_images(world: World) -> None:
+    from pipeline.calls import _components
+
+    assert _components(world.folder / "base") == []
+    index = {"_class_name": "FluxPipeline", "vae": ["stages.lab.autoencoder", "A"], "scheduler": ["diffusers", "B"]}
+    (world.folder / "base" / "model_index.json").write_text(json.dumps(index))
+    used: dict[str, set[str]] = {}
+
+    class Watching(FakeWorker):
+        def code(self, stage: str, uses: Sequence[str]) -> str:
+            used.setdefault(stage, set()).update(uses)
+            return super().code(stage, uses)
+
+    world.align(1, Watching())
+    assert {stage for stage, names in used.items() if "stages.lab.autoencoder" in names} == {"reward", "evaluate"}
+
+
+def test_a_half_written_folder_is_no_finished_run(tmp_path: Path) -> None:
+    from pipeline.evaluations import finished_runs
+
+    for name in ("done", ".done.123-ab.tmp"):
+        (tmp_path / name / "policy").mkdir(parents=True)
+        (tmp_path / name / "policy" / "state.json").write_text("{}")
+    assert finished_runs(tmp_path) == ["done"]

@@ -1,10 +1,12 @@
 """The FLUX adapter says exactly what diffusers' own pipeline says."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 
-from stages.core.errors import GranularError
+from stages.core.errors import GateError, GranularError
 from stages.policies.flux import FluxPolicy, FluxTextEncoder, load_pipeline
 from stages.policies.spec import PolicySpec
 
@@ -37,7 +39,7 @@ def test_our_ode_equals_the_pipelines_own_sampler(spec, policy, embeddings):
     conditions, x = policy.conditions(embeddings), noise.clone()
     sigmas = pipe.scheduler.sigmas.tolist()
     with torch.no_grad():
-        for sigma, following in zip(sigmas, sigmas[1:]):
+        for sigma, following in pairwise(sigmas):
             x = x + (following - sigma) * policy.velocity(x, torch.full((2,), sigma), conditions)
     assert torch.allclose(x, theirs, atol=1e-4)
 
@@ -85,3 +87,21 @@ def test_a_folder_that_is_no_pipeline_is_one_sentence(tmp_path):
 def test_a_size_that_cannot_be_packed_is_refused(spec):
     with pytest.raises(GranularError, match="multiples of 8"):
         FluxPolicy(PolicySpec(base=spec.base, height=36))
+
+
+def test_an_image_that_is_not_finite_stops_the_run(policy):
+    x = np.zeros((3, *policy.latent_shape), np.float32)
+    x[1, 0, 0] = np.nan
+    with pytest.raises(GateError, match="1 of 3 images are not finite, latents 1 of 3"):
+        policy.decode(x)
+
+
+def test_large_images_are_decoded_a_few_at_a_time(policy, monkeypatch):
+    from stages.policies import flux
+
+    x = np.random.default_rng(0).standard_normal((5, *policy.latent_shape)).astype(np.float32)
+    whole, sizes, decode = policy.decode(x), [], policy.vae.decode
+    monkeypatch.setattr(flux, "DECODE_PIXELS", 2 * 32 * 32)
+    monkeypatch.setattr(policy.vae, "decode", lambda z, **options: (sizes.append(len(z)), decode(z, **options))[1])
+    assert np.abs(policy.decode(x).astype(int) - whole).max() <= 1
+    assert sizes == [2, 2, 2]

@@ -54,7 +54,7 @@ def test_only_line_feeds_separate_prompts(tmp_path):
         ("p.jsonl", b'{"caption": "a"}', "line 1: has no 'prompt' or 'text' key; its keys are caption"),
         ("p.jsonl", b'{"prompt": 3}', "line 1: 'prompt' is int"),
         ("p.jsonl", b'{"prompt": "half \\ud83d"}', "line 1: holds half of a surrogate pair"),
-        ("p.csv", b"a", "neither 'lab' nor a file ending in .jsonl, .parquet, .txt"),
+        ("p.csv", b"a", "no file ending in .jsonl, .parquet, .txt"),
     ],
 )
 def test_what_cannot_be_one_prompt_is_refused_with_its_line(tmp_path, name, content, message):
@@ -100,10 +100,10 @@ def test_a_parquet_file_without_a_prompt_column_is_refused(tmp_path):
         read_source(str(tmp_path / "p.parquet"), 2000)
 
 
-def test_the_lab_keeps_every_prompt_and_its_metadata():
+def test_the_labs_file_is_its_grammar():
     from stages.lab.grammar import enumerate_prompts
 
-    source = read_source("lab", 2000)
+    source = read_source(str(Path(__file__).parents[2] / "data" / "lab" / "prompts.jsonl"), 2000)
     assert [row.text for row in source.rows] == [prompt.text for prompt in enumerate_prompts()]
     assert all(row.tag == row.metadata["tag"] and "include" in row.metadata for row in source.rows)
 

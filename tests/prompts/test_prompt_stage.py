@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -12,13 +13,15 @@ from stages.prompts.sources import Row, read_source
 from stages.prompts.spec import PromptsSpec
 from stages.prompts.stage import assign_splits, read_prompts, run
 
+LAB = str(Path(__file__).parents[2] / "data" / "lab" / "prompts.jsonl")
+
 
 def rows(*texts: str, tag: str = "") -> list[Row]:
     return [Row(line, text, tag, {}) for line, text in enumerate(texts, 1)]
 
 
 def test_held_out_numbers_are_exact_and_every_tag_gives_its_share():
-    lab = read_source("lab", 2000).rows
+    lab = read_source(LAB, 2000).rows
     splits = assign_splits(lab, test=96, validation=32)
     assert (splits.count("test"), splits.count("validation")) == (96, 32)
     table = pd.DataFrame({"tag": [row.tag for row in lab], "split": splits})
@@ -80,7 +83,7 @@ def command(*options: str, cwd) -> subprocess.CompletedProcess:
 
 
 def test_the_command_writes_equal_bytes_twice(tmp_path):
-    (tmp_path / "params.yaml").write_text("prompts: {source: lab, test: 96, validation: 32}\n")
+    (tmp_path / "params.yaml").write_text(f"prompts: {{source: {LAB}, test: 96, validation: 32}}\n")
     outputs = []
     for name in ("one", "two"):
         done = command("--out", name, cwd=tmp_path)
@@ -91,7 +94,7 @@ def test_the_command_writes_equal_bytes_twice(tmp_path):
 
 
 def test_a_misspelt_knob_is_one_sentence_and_leaves_the_old_folder(tmp_path):
-    (tmp_path / "params.yaml").write_text("prompts: {source: lab, tset: 96}\n")
+    (tmp_path / "params.yaml").write_text(f"prompts: {{source: {LAB}, tset: 96}}\n")
     (tmp_path / "data/prompts").mkdir(parents=True)
     (tmp_path / "data/prompts/old").touch()
     done = command(cwd=tmp_path)

@@ -63,6 +63,13 @@ def test_the_headline_counts_intervals(made):
     assert "Equal compute: each run spent 200,000 model-evaluation equivalents." in points
 
 
+def test_no_two_parts_of_the_page_have_one_id_and_every_reference_is_met(made):
+    page = (made[1] / "index.html").read_text(encoding="utf-8")
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids)) > 0
+    assert set(re.findall(r'(?:url\(#|href="#)([^")]+)', page)) <= set(ids)
+
+
 def test_no_effect_is_said_to_be_not_shown(tmp_path):
     project = Project(tmp_path)
     write_evaluation(tmp_path / "evaluations" / "base", Effect())

@@ -159,5 +159,5 @@ def test_a_velocity_that_is_not_finite_stops_the_run_and_names_the_prompt():
         v[index == 1] = torch.nan
         return v
 
-    with pytest.raises(GateError, match="prompt 9 at σ=1.0000"):
+    with pytest.raises(GateError, match=r"prompt 9 at σ=1\.0000"):
         sample(forest({"name": "g2rpo"}), broken)

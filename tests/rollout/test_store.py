@@ -57,3 +57,17 @@ def test_it_opens_in_xarray_with_named_dimensions(tmp_path):
     opened = xarray.open_zarr(path, group="shard-0000", consolidated=False)
     assert opened["leaf_x"].dims == ("image", "token", "channel")
     assert opened["edges_std"].dims == ("edge",)
+
+
+def test_latents_evicted_while_they_are_read_are_an_error_and_not_zeros(tmp_path, monkeypatch):
+    path = write(tmp_path / "r.zarr", [sample(forest({"name": "g2rpo"}))])
+    read = zarr.Array.__getitem__
+
+    def evicting(array, key):
+        if (path / "shard-0000" / "leaf_x").exists():
+            (path / "shard-0000" / "leaf_x").rename(tmp_path / "gone")
+        return read(array, key)
+
+    monkeypatch.setattr(zarr.Array, "__getitem__", evicting)
+    with pytest.raises(GranularError, match="no longer holds leaf_x"):
+        read_rollout(path)

@@ -1,0 +1,82 @@
+"""How settings are laid over each other: a run over the defaults, `--set key=value` over the file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from stages.core.errors import GranularError, nearest
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`above` laid over `below`, section by section.
+
+    Another method is another set of options, so it replaces the whole; `budget` and `rounds` replace each other; a
+    reward of `null` is left out.
+    """
+    merged = dict(below)
+    for one, other in (("budget", "rounds"), ("rounds", "budget")):
+        if above.get(one) is not None and above.get(other) is None:
+            merged.pop(other, None)
+    for key, value in above.items():
+        old = below.get(key)
+        other_method = key == "method" and isinstance(value, Mapping) and isinstance(old, Mapping) and (
+            value.get("name", old.get("name")) != old.get("name")
+        )  # fmt: skip
+        both = isinstance(value, Mapping) and isinstance(old, Mapping) and not other_method
+        merged[key] = {**old, **value} if both else value
+    if isinstance(merged.get("rewards"), Mapping):
+        merged["rewards"] = {name: weight for name, weight in merged["rewards"].items() if weight is not None}
+    return merged
+
+
+def known_run(raw: Mapping[str, Any], run: str) -> None:
+    """Refuse a run that the file does not have."""
+    runs = raw.get("runs")
+    names = [str(name) for name in runs] if isinstance(runs, Mapping) else []
+    if run not in names:
+        raise GranularError(f"{run}: no such run in params.yaml; {nearest(run, names)}")
+
+
+def override(raw: dict[str, Any], text: str, run: str | None, sections: Sequence[str], of_run: Collection[str]) -> None:
+    """Lay one `key=value` over what was written, in place.
+
+    Args:
+        raw: the file's sections. text: the override. run: whose keys need no prefix, if anybody's.
+        sections: names of the file's sections. of_run: names of a run's keys.
+    """
+    key, equals, value = text.partition("=")
+    keys = key.strip().split(".")
+    if not equals or not all(keys):
+        raise GranularError(f"--set {text}: expected key=value, as in --set optimizer.lr=2e-4.")
+    if keys[0] in of_run:
+        if run is None:
+            raise GranularError(f"--set {text}: '{key}' is a key of a run; write align.{key} or runs.NAME.{key}.")
+        keys = ["runs", run, *keys]
+    elif keys[0] not in sections:
+        hint = nearest(keys[0], {*sections, *(of_run if run else ())})
+        raise GranularError(f"--set {text}: unknown key '{keys[0]}'; {hint}")
+    elif run is not None and keys[0] in ("prompts", "report"):
+        raise GranularError(f"--set {text}: a run does not read section {keys[0]}; change it in params.yaml.")
+    elif keys[0] == "runs" and len(keys) > 1:
+        known_run(raw, keys[1])
+    place: Any = raw
+    for depth, name in enumerate(keys[:-1], start=1):
+        if place.get(name) is None:
+            place[name] = {}
+        place = place[name]
+        if not isinstance(place, dict):
+            raise GranularError(f"--set {text}: {'.'.join(keys[:depth])} is a value, not a section of keys.")
+    place[keys[-1]] = _value(value, text)
+    # The two replace each other here as they do between `align` and a run.
+    place.pop({"budget": "rounds", "rounds": "budget"}.get(keys[-1], ""), None)
+
+
+def _value(value: str, text: str) -> Any:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        return YAML(typ="safe", pure=True).load(value)
+    except YAMLError:
+        raise GranularError(f"--set {text}: '{value}' is not a YAML value.") from None
