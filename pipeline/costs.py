@@ -124,6 +124,7 @@ def memory(run: RunPlan) -> dict[str, int]:
         "weights": weights,
         "gradient": weights,
         "Adam": 2 * weights,
+        "copies for the gates": 2 * weights,
         "EMA": weights,
         "states of a shard": nodes * tokens * channels * 4,
         "one gradient batch": batch,

@@ -123,8 +123,11 @@ def validated(run: RunPlan, round_: int) -> bool:
 
 
 def rollout_spec(run: RunPlan, round_: int, prompts: tuple[int, ...]) -> RolloutSpec:
+    from stages.methods import sampling_options
+
+    method = sampling_options(run.method)
     return RolloutSpec(
-        seed=run.seed, round_=round_, prompts=prompts, method=run.method, group=run.group, grid=run.grid,
+        seed=run.seed, round_=round_, prompts=prompts, method=method, group=run.group, grid=run.grid,
         policy=run.policy, sampler=run.sampler,
     )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from stages.core.errors import GranularError, nearest
@@ -14,7 +15,14 @@ from stages.methods.mixgrpo import MixGRPO
 
 METHODS: dict[str, type[Method]] = {"g2rpo": G2RPO, "dancegrpo": DanceGRPO, "mixgrpo": MixGRPO}
 
-__all__ = ["METHODS", "Method", "Plan", "build"]
+__all__ = ["METHODS", "Method", "Plan", "build", "sampling_options"]
+
+
+def sampling_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a method's section that decides what is sampled, defaults written out."""
+    method = build(values)
+    kept = {name: value for name, value in asdict(method).items() if name not in method.AFTER_SAMPLING}
+    return {"name": values["name"], **kept}
 
 
 def build(values: Mapping[str, Any], where: str = "method") -> Method:

@@ -9,6 +9,7 @@ objective: how advantages and likelihood ratios become a loss
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -42,6 +43,9 @@ class Plan:
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """Base of all methods; a subclass adds its knobs as fields and overrides the three answers."""
+
+    # Options that no tree depends on: changing one re-uses every rollout that was sampled.
+    AFTER_SAMPLING: ClassVar[frozenset[str]] = frozenset({"clip_range", "adv_clip"})
 
     @property
     def per_prompt(self) -> bool:

@@ -25,5 +25,5 @@ class PolicySpec:
     height: Annotated[int, Field(ge=8)] = 32
     width: Annotated[int, Field(ge=8)] = 32
     guidance: Annotated[float, Field(ge=0)] = 3.5
-    device: str = "cpu"
+    device: Annotated[str, Field(pattern=r"^(cpu|mps|cuda(:\d+)?)$")] = "cpu"
     threads: Annotated[int, Field(ge=0)] = 2

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from stages.report.figures import border_distance
 from stages.report.reader import Results
 from stages.report.statistics import Bootstrap, Interval, paired, per_prompt
-from stages.report.tables import Score, costs, oracle, signed
+from stages.report.tables import Score, costs, joint, oracle, signed
 
 # Budgets are counted in whole rounds, so equal compute is equal up to about one round.
 EQUAL_COMPUTE = 1.05
@@ -55,13 +55,22 @@ def findings(
     bootstrap: Bootstrap,
 ) -> list[Finding]:
     """What the numbers show, and what they do not."""
-    points = [_scorer(results, found, scorer) for scorer in results.scorers if results.runs]
+    points = [_joint(results, bootstrap)] if results.runs else []
+    points += [_scorer(results, found, scorer) for scorer in results.scorers if results.runs]
     points += _correct(results, bootstrap)
     points += _hacking(results, found)
     points += [_best(results, found, pairs, scorer) for scorer in results.scorers if len(results.runs) > 1]
     points += _compute(results)
     points += _background(results, bootstrap)
     return points
+
+
+def _joint(results: Results, bootstrap: Bootstrap) -> Finding:
+    intervals = joint(results, bootstrap)
+    verdicts = {interval.verdict for interval in intervals.values()}
+    tone = "lower" if "lower" in verdicts else "higher" if verdicts == {"higher"} else "not-shown"
+    told = names(f"{signed(interval, digits=3)} in {run}" for run, interval in intervals.items())
+    return Finding(f"Training reward as a whole, in standard deviations of the base's images: {told}.", tone)
 
 
 def _verdict(found: Mapping[tuple[str, str], Score], run: str, scorer: str) -> str:

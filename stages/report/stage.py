@@ -12,7 +12,7 @@ from stages.report import figures, page, tables
 from stages.report.findings import findings, headline
 from stages.report.reader import read
 from stages.report.spec import ReportSpec
-from stages.report.statistics import Bootstrap
+from stages.report.statistics import Bootstrap, Interval
 
 if TYPE_CHECKING:
     from stages.core.resident import Resident
@@ -49,15 +49,24 @@ def run(inputs: Mapping[str, Path], spec: ReportSpec, resident: Resident | None,
     sentence = headline(results, found)
     html = page.render(sentence, findings(results, found, paired, bootstrap), ours, reference, pictures, results)
     (out / "index.html").write_text(html, encoding="utf-8")
-    numbers = metrics(found, tables.costs(results), by_tag)
+    numbers = metrics(found, tables.costs(results), by_tag, tables.joint(results, bootstrap))
     (out / "metrics.json").write_text(json.dumps(numbers, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def metrics(
-    found: Mapping[tuple[str, str], tables.Score], costs: Mapping[str, Mapping[str, int]], by_tag: tables.Table | None
+    found: Mapping[tuple[str, str], tables.Score],
+    costs: Mapping[str, Mapping[str, int]],
+    by_tag: tables.Table | None,
+    joint: Mapping[str, Interval],
 ) -> dict[str, float | int]:
     """Flat numbers for `dvc metrics`: `<policy>.<scorer>.mean`, `.difference`, `.low`, `.high`, `<run>.images`, …"""
     numbers: dict[str, float | int] = {}
+    for name, interval in joint.items():
+        numbers |= {
+            f"{name}.joint.difference": interval.mean,
+            f"{name}.joint.low": interval.low,
+            f"{name}.joint.high": interval.high,
+        }
     for (policy, scorer), score in found.items():
         numbers[f"{policy}.{scorer}.mean"] = score.mean
         if score.difference:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,7 @@ def test_missing_weights_are_one_sentence(tmp_path: Path, tiny_base: Path) -> No
 @pytest.mark.parametrize("text", ["1e-5", "1.0e-05", "1e-05", "0.00001"])
 def test_small_numbers_are_floats_in_the_file_and_in_set(tmp_path: Path, text: str) -> None:
     file = tmp_path / "params.yaml"
-    file.write_text((ROOT / "params.yaml").read_text(encoding="utf-8").replace("lr: 1.0e-4", f"lr: {text}"))
+    file.write_text(re.sub(r"lr: [\d.e-]+", f"lr: {text}", (ROOT / "params.yaml").read_text(encoding="utf-8")))
     assert load_params(file).runs["g2rpo"].optimizer.lr == 1e-5
     assert resolve_run(parse(RAW), "g2rpo", [f"optimizer.lr={text}"]).optimizer.lr == 1e-5
 
@@ -230,3 +231,10 @@ def test_a_run_inherits_key_by_key_but_a_method_as_a_whole() -> None:
 def test_the_order_of_keys_changes_no_plan() -> None:
     shuffled = {key: RAW[key] for key in reversed(list(RAW))}
     assert resolve_run(parse(shuffled), "g2rpo") == resolve_run(parse(RAW), "g2rpo")
+
+
+def test_what_the_loss_alone_reads_leaves_every_rollout_as_it_was() -> None:
+    from stages.methods import sampling_options
+
+    short = sampling_options({"name": "g2rpo", "clip_range": 1e-3, "adv_clip": 3.0})
+    assert short == sampling_options({"name": "g2rpo", "eta": 0.7}) != sampling_options({"name": "g2rpo", "eta": 0.8})
