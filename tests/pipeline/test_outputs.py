@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from fake_world import WEIGHTS, World
 from safetensors.numpy import load_file
 
 from pipeline import outputs
 from stages.policies.spec import PolicySpec
+from tests.pipeline.fake_world import WEIGHTS, World
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_no_time_and_no_place_is_delivered(world: World) -> None:
 
 
 def test_the_ledger_counts_an_image_once_however_many_scorers_see_it(world: World) -> None:
-    from fake_world import make_run
+    from tests.pipeline.fake_world import make_run
 
     from pipeline import plan
 

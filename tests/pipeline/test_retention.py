@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_world import FakeWorker, World, digests, make_run
 
 from pipeline.retention import RetentionSpec, disk_estimate, evictions, parameters
 from stages.core.errors import GranularError
 from stages.update.spec import OptimizerSpec
+from tests.pipeline.fake_world import FakeWorker, World, digests, make_run
 
 
 @pytest.fixture

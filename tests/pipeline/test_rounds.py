@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_world import FakeWorker, World, digests, make_run
 
 from pipeline import plan
 from pipeline.retention import RetentionSpec
@@ -22,6 +21,7 @@ from pipeline.reuse import Store
 from pipeline.rounds import run_stage
 from stages.core.errors import GranularError
 from stages.update.spec import OptimizerSpec
+from tests.pipeline.fake_world import FakeWorker, World, digests, make_run
 
 ROUND = ["rollout{n}", "reward.clip", "reward.oracle", "advantage", "update{n}"]
 

@@ -136,7 +136,7 @@ def test_every_kind_has_a_loader_and_no_other():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"kind": "clip", "path": "x"}, "scorers.s.kind: input should be 'open_clip', 'hpsv2' or 'lab_oracle'"),
+        ({"kind": "clip", "path": "x"}, "scorers.s.kind: should be 'open_clip', 'hpsv2' or 'lab_oracle'"),
         ({"kind": "hpsv2"}, "needs a path, the folder with its weights"),
         ({"kind": "lab_oracle", "path": "x"}, "a lab_oracle has no weights, so no path"),
         ({"kind": "lab_oracle", "batches": 3}, "did you mean 'batch'"),
