@@ -58,8 +58,8 @@ class FluxPolicy:
         self.device = spec.device
         self.base = Path(base or spec.base)
         pipe = load_pipeline(self.base, without=TEXT_PARTS)
-        self.module: torch.nn.Module = pipe.transformer.to(self.device, torch.float32).eval()
-        self.vae = pipe.vae.to(self.device, torch.float32).eval().requires_grad_(False)
+        self.module: torch.nn.Module = pipe.transformer.to(self.device).eval()
+        self.vae = pipe.vae.to(self.device).eval().requires_grad_(False)
         self.factor = 2 ** (len(self.vae.config.block_out_channels) - 1)
         if spec.height % (2 * self.factor) or spec.width % (2 * self.factor):
             raise GranularError(
@@ -167,8 +167,9 @@ def load_pipeline(base: Path, without: Sequence[str]) -> Any:
     for entry in json.loads((base / "model_index.json").read_text(encoding="utf-8")).values():
         if isinstance(entry, list) and str(entry[0]).startswith("stages."):
             import_module(entry[0])
-    logging.disable_progress_bar()
-    text_logging.disable_progress_bar()
+    for library in (logging, text_logging):
+        library.disable_progress_bar()
+        library.set_verbosity_error()  # advice about components of other classes than FLUX.1-dev's
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -79,9 +79,8 @@ def test_no_time_and_no_place_is_delivered(world: World) -> None:
 
 
 def test_the_ledger_counts_an_image_once_however_many_scorers_see_it(world: World) -> None:
-    from tests.pipeline.fake_world import make_run
-
     from pipeline import plan
+    from tests.pipeline.fake_world import make_run
 
     world.align(2)
     record = json.loads((world.folder / "data/runs/toy/run.json").read_text())
