@@ -15,7 +15,6 @@ from stages.advantage.join import KEYS, apply_policy, scored_leaves, spread
 from stages.advantage.spec import AdvantageSpec
 from stages.core.errors import GranularError
 from stages.core.publish import write_text
-from stages.core.types import constant
 
 if TYPE_CHECKING:
     from stages.advantage.credit import Credit
@@ -38,17 +37,15 @@ def advantages(
     scored = scored_leaves(rollout, rewards, weights)
     usable = apply_policy(scored, failures, round_)
     table = spread(rollout, credit(usable))
-    groups = [
-        rows["reward"].to_numpy() for _, rows in usable.groupby(["prompt", "s", "stride", "occurrence", "scorer"])
-    ]
+    groups = usable.groupby(["prompt", "s", "stride", "occurrence", "scorer"])["reward"]
     summary = {
         "round": round_,
         "edges": len(table),
         "advantage_std": float(table["advantage"].std(ddof=0)),
         "clipped_advantages": int((table["advantage"] != table["total"]).sum()),
         "zero_advantages": int((table["advantage"] == 0).sum()),
-        "groups": len(groups),
-        "constant_groups": sum(constant(values) for values in groups),
+        "groups": int(groups.ngroups),
+        "constant_groups": int((groups.max() == groups.min()).sum()),
         "dropped_members": len(scored[KEYS].drop_duplicates()) - len(usable[KEYS].drop_duplicates()),
         "scorers": {
             scorer: {
@@ -93,7 +90,6 @@ def run(inputs: Mapping[str, Path], spec: AdvantageSpec, resident: Resident, out
     Writes `advantages.parquet` and `summary.json`.
     """
     from stages.methods import build
-    from stages.rollout.store import read_rollout
 
     for scorer in spec.rewards:
         if f"rewards.{scorer}" not in inputs:
@@ -101,7 +97,7 @@ def run(inputs: Mapping[str, Path], spec: AdvantageSpec, resident: Resident, out
                 f"advantage: rewards.{scorer} has weight {spec.rewards[scorer]:g} but is not an input; "
                 f"got {', '.join(sorted(inputs))}."
             )
-    rollout = read_rollout(inputs["rollout"] / "rollouts.zarr", latents=False)
+    rollout = resident.rollout(inputs["rollout"], latents=False)
     rewards = {scorer: pd.read_parquet(inputs[f"rewards.{scorer}"] / "rewards.parquet") for scorer in spec.rewards}
     table, summary = advantages(rollout, rewards, spec.rewards, build(spec.method).credit, spec.failures)
     table.to_parquet(out / "advantages.parquet", index=False)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stages.policies.spec import PolicySpec
     from stages.reward.base import Scorer
     from stages.reward.spec import ScorerSpec
+    from stages.rollout.store import Rollout
 
 
 class Resident:
@@ -31,6 +32,7 @@ class Resident:
         self._scorers: dict[tuple[str, ScorerSpec, str | None], Scorer] = {}
         self._conditions: OrderedDict[tuple[str, tuple[int, ...]], Conditions] = OrderedDict()
         self._images: OrderedDict[str, np.ndarray] = OrderedDict()
+        self._rollout: tuple[str, bool, Rollout] | None = None
 
     def policy(self, spec: PolicySpec, base: Path) -> FluxPolicy:
         """The policy of a base folder, loaded once."""
@@ -81,6 +83,15 @@ class Resident:
         if key not in self._scorers:
             self._scorers[key] = load(name, spec, path, device)
         return self._scorers[key]
+
+    def rollout(self, folder: Path, latents: bool = True) -> Rollout:
+        """A round's rollout; reward, advantage and update of one round read it once. `latents` False: tables do."""
+        from stages.rollout.store import read_rollout
+
+        key = str(folder.resolve())
+        if self._rollout is None or self._rollout[:2] not in ((key, True), (key, latents)):
+            self._rollout = (key, latents, read_rollout(folder / "rollouts.zarr", latents=latents))
+        return self._rollout[2]
 
     def images(self, policy: FluxPolicy, rollout: Path, leaf_x: np.ndarray) -> np.ndarray:
         """The decoded leaves of a rollout, uint8 [M, H, W, 3]; scorers of one round share the decoding."""

@@ -31,6 +31,10 @@ class Scorer(Protocol):
         """One reward per image. images: uint8 [N, H, W, 3]; prompts, metadata: each image's own, [N]."""
         ...
 
+    def prepare(self, prompts: Sequence[str]) -> None:
+        """Read the prompts once, before their images come in batches."""
+        ...
+
     def truncated(self, prompts: Sequence[str]) -> list[bool]:
         """Which prompts are longer than the scorer reads, so that their end is ignored, [N]."""
         ...

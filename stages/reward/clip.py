@@ -89,6 +89,13 @@ class ClipScorer:
         """Kind and digests of code, weights, config and tokenizer."""
         return dict(self._identity)
 
+    def prepare(self, prompts: Sequence[str]) -> None:
+        """Encode the texts, distinct ones once and in full batches."""
+        import torch
+
+        with torch.no_grad():
+            self._encode_texts(prompts)
+
     def truncated(self, prompts: Sequence[str]) -> list[bool]:
         """Which prompts have more tokens than the text tower reads."""
         return [self.tokenizer.length(prompt) > self.tokenizer.context for prompt in prompts]

@@ -27,6 +27,9 @@ class OracleScorer:
         """Kind and code digest; there are no weights."""
         return {"kind": "lab_oracle", "code": code_digest(__name__)}
 
+    def prepare(self, prompts: Sequence[str]) -> None:
+        """Nothing: the text is not read."""
+
     def truncated(self, prompts: Sequence[str]) -> list[bool]:
         """None: the text is not read."""
         return [False] * len(prompts)

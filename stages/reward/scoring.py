@@ -27,6 +27,7 @@ def score_images(
     raises alone is a failed reward with the error as its reason.
     """
     rewards: list[Reward] = []
+    scorer.prepare(prompts)
     with bar(len(images), label, "images") as progress:
         for start in range(0, len(images), scorer.batch):
             chosen = slice(start, start + scorer.batch)

@@ -32,11 +32,9 @@ def run(inputs: Mapping[str, Path], spec: RewardSpec, resident: Resident, out: P
 
     inputs: rollout, prompts (folders of those stages), base (pipeline folder), scorer (weights; absent for the oracle).
     """
-    from stages.rollout.store import read_rollout
-
     policy = resident.policy(spec.policy, inputs["base"])
     scorer = resident.scorer(spec.name, spec.scorer, inputs.get("scorer"), spec.policy.device)
-    rollout = read_rollout(inputs["rollout"] / "rollouts.zarr")
+    rollout = resident.rollout(inputs["rollout"])
     images = resident.images(policy, inputs["rollout"], rollout.leaf_x)
     table = read_prompts(inputs["prompts"])
     asked = prompt_of_nodes(rollout.leaves, rollout.leaf_nodes)

@@ -35,14 +35,13 @@ def run(inputs: Mapping[str, Path], spec: UpdateSpec, resident: Resident, out: P
     """
     from stages.methods import build
     from stages.rollout.grid import make_grid
-    from stages.rollout.store import read_rollout
     from stages.update import state as states
     from stages.update.trainer import train
 
     policy = resident.policy(spec.policy, inputs["base"])
     base = states.base_digest(policy, resident.memory)
     before = states.read_state(inputs["policy"], spec.policy.family, base)
-    rollout = read_rollout(inputs["rollout"] / "rollouts.zarr")
+    rollout = resident.rollout(inputs["rollout"])
     sampled = int(rollout.attrs["spec"]["round_"])
     if before.round != spec.round_ - 1 or sampled != spec.round_:
         raise GranularError(

@@ -1,6 +1,7 @@
 """From reward tables to one advantage per recorded edge: pairing, completeness, failures, gates."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -211,19 +212,19 @@ def test_a_trained_step_without_leaves_is_refused(rollout):
         make(cut, {"hps": rewards})
 
 
-def test_the_stage_reads_and_writes_its_folders(rollout, tmp_path, monkeypatch):
-    monkeypatch.setattr("stages.rollout.store.read_rollout", lambda path, latents: rollout)
+def test_the_stage_reads_and_writes_its_folders(rollout, tmp_path):
+    resident = SimpleNamespace(rollout=lambda folder, latents: rollout)
     (tmp_path / "hps").mkdir()
     (tmp_path / "out").mkdir()
     score(rollout).to_parquet(tmp_path / "hps" / "rewards.parquet", index=False)
     spec = build_spec(AdvantageSpec, {"method": G2RPO, "rewards": {"hps": 1.0}}, "spec")
     inputs = {"rollout": tmp_path, "rewards.hps": tmp_path / "hps"}
-    run(inputs, spec, None, tmp_path / "out")
+    run(inputs, spec, resident, tmp_path / "out")
     expected, summary = make(rollout, {"hps": score(rollout)})
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "out" / "advantages.parquet"), expected)
     assert json.loads((tmp_path / "out" / "summary.json").read_text()) == summary
     with pytest.raises(GranularError, match=r"rewards.clip has weight 1 but is not an input"):
-        run(inputs, build_spec(AdvantageSpec, {"method": G2RPO, "rewards": {"clip": 1.0}}, "spec"), None, tmp_path)
+        run(inputs, build_spec(AdvantageSpec, {"method": G2RPO, "rewards": {"clip": 1.0}}, "spec"), resident, tmp_path)
 
 
 @pytest.mark.parametrize(

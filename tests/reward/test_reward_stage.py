@@ -32,6 +32,9 @@ class MeanScorer:
             raise RuntimeError("a bad image")
         return [Reward(float(image.mean()) + len(prompt)) for image, prompt in zip(images, prompts)]
 
+    def prepare(self, prompts):
+        pass
+
     def truncated(self, prompts):
         return [len(prompt) > 5 for prompt in prompts]
 
@@ -177,7 +180,7 @@ def test_the_oracle_scores_what_it_was_asked_for_and_fails_on_other_prompts():
     assert again == [rewards[i] for i in order]
 
 
-def test_the_stage_scores_each_image_with_its_own_prompt(tmp_path, monkeypatch):
+def test_the_stage_scores_each_image_with_its_own_prompt(tmp_path):
     from types import SimpleNamespace
 
     from stages.prompts.spec import PromptsSpec
@@ -188,12 +191,12 @@ def test_the_stage_scores_each_image_with_its_own_prompt(tmp_path, monkeypatch):
     prompts(PromptsSpec(source=str(tmp_path / "p.txt"), test=1, validation=1), tmp_path / "prompts")
     leaves = pd.DataFrame({"leaf": [0, 1, 2, 3], "node": [3, 5, 5, 8], "prompt": [2, 0, 0, 2]})
     rollout = SimpleNamespace(leaves=leaves, leaf_nodes=np.array([3, 5, 8]), leaf_x=None)
-    monkeypatch.setattr("stages.rollout.store.read_rollout", lambda path: rollout)
     scorer = MeanScorer()
     resident = SimpleNamespace(
         policy=lambda spec, base: None,
         scorer=lambda name, spec, path, device: scorer,
         images=lambda policy, folder, leaf_x: IMAGES[:3],
+        rollout=lambda folder: rollout,
     )
     spec = build(
         RewardSpec, {"name": "mean", "scorer": {"kind": "lab_oracle"}, "policy": {"base": "x"}}, "spec"
