@@ -68,7 +68,7 @@ SCORERS = [("clip", "open_clip"), ("hps", "hpsv2")]
 
 @pytest.mark.parametrize("scorer, kind", SCORERS)
 def test_a_small_batch_moves_a_reward_only_where_a_pixel_rounds_the_other_way(scorer, kind):
-    """Images are 8-bit: a latent that differs in its last bits flips a pixel's rounding in a few images of a hundred."""
+    """Images are 8-bit: a latent that differs in its last bits flips a pixel in a few images of a hundred."""
     away = np.abs(rewards(8, scorer, kind) - rewards(64, scorer, kind))
     assert away.max() < 1e-4
     assert (away > 1e-5).mean() < 0.1
