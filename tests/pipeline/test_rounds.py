@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -108,7 +109,9 @@ def test_stopped_by_signal_it_says_where_it_resumes(tmp_path: Path, number: sign
     world = World(tmp_path)
     script = [sys.executable, str(Path(__file__).parent / "fake_world.py"), str(tmp_path), "40", "0.1"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    process = subprocess.Popen(script, env=environment, stderr=subprocess.PIPE, text=True)
+    # A test run in the background hands an ignored SIGINT down to its children.
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(script, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=heard)
     while not list(world.folder.glob("store/advantage/*/manifest.json")) and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(number)

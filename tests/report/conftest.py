@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fake_project import EFFECTS, Effect, Project, write_evaluation
+
+from tests.report.fake_project import EFFECTS, Effect, Project, write_evaluation
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from fake_project import EFFECTS, Effect, Project, write_evaluation, write_run
 
 from stages.core.errors import GranularError
 from stages.report import tables
@@ -22,6 +21,7 @@ from stages.report.reader import read
 from stages.report.spec import ReportSpec
 from stages.report.stage import OUTPUTS, run
 from stages.report.statistics import Bootstrap
+from tests.report.fake_project import EFFECTS, Effect, Project, write_evaluation, write_run
 
 SPEC = ReportSpec(bootstrap=500)
 
