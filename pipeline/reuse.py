@@ -160,8 +160,8 @@ class Store:
     def scratch(self, stage: str) -> Iterator[Path]:
         """A fresh folder for one attempt, removed afterwards unless it was published."""
         attempt = self.root / stage / _attempt_name()
-        attempt.mkdir(parents=True)
         try:
+            attempt.mkdir(parents=True)
             yield attempt
         finally:
             shutil.rmtree(attempt, ignore_errors=True)
