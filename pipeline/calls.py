@@ -22,7 +22,7 @@ TABLES = (
     *("rollouts.zarr/*/nodes_*", "rollouts.zarr/*/edges_*", "rollouts.zarr/*/leaves_*"),
     *("rollouts.zarr/*/parent_node", "rollouts.zarr/*/next_edge", "rollouts.zarr/*/leaf_node"),
 )
-TRAIN = ("policy/state.json", "policy/transformer")
+SAMPLER = ("policy/state.json", "policy/transformer", "policy/behaviour")
 EMA = ("policy/state.json", "policy/ema")
 STATE = ("policy",)
 
@@ -89,9 +89,10 @@ class Loop:
         prompts = plan.round_prompts(self.run, round_)
         inputs = {
             "prompts": self.prompts, "embeddings": self.embeddings, "base": self.base,
-            "policy": Input(policy, TRAIN, "policy"),
+            "policy": Input(policy, SAMPLER, "policy"),
         }  # fmt: skip
-        ledger = replace(self.cost(round_), images=0, scores=0, parents=0, points=0, optimizer_steps=0)
+        cost = self.cost(round_)
+        ledger = Ledger(evaluations=cost.evaluations, passes=cost.passes)
         spec = plan.rollout_spec(self.run, round_, prompts)
         return self.driver.call("rollout", round_, inputs, spec, uses=[self.method], ledger=ledger, force=force)
 

@@ -22,11 +22,13 @@ _KEPT_PER_CHANNEL = 17
 LABELS = {
     "evaluations": "model evaluations",
     "passes": "transformer passes",
-    "parents": "gradient evaluations (update parents)",
+    "with_gradient": "gradient evaluations",
+    "frozen": "frozen evaluations of the update",
+    "parents": "update parents",
     "equivalents": "evaluations, a gradient counting 3",
     "images": "images decoded",
     "scores": "images scored (all scorers)",
-    "points": "trained transitions",
+    "points": "update points",
     "optimizer_steps": "optimizer steps",
 }
 
@@ -89,13 +91,15 @@ class Costs:
 
 def costs(run: RunPlan) -> Costs:
     """Count a run. The per-prompt column is the first prompt of the first round."""
+    from stages.methods import build
+
     there = (Path(run.policy.base) / "transformer" / "config.json").is_file()
     total = Ledger()
     for one in ledger(run):
         total += one
     return Costs(
         run=run,
-        prompt=plan_trees(run, 1)[0].ledger(scorers=len(run.rewards)),
+        prompt=build(run.method).ledger(plan_trees(run, 1)[0], scorers=len(run.rewards)),
         first_round=round_ledger(run, 1),
         total=total,
         validation=validation_ledger(run),

@@ -6,7 +6,7 @@ Everything here is a pure function of the run's plan and the prompt table.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
@@ -175,14 +175,17 @@ def plan_trees(run: RunPlan, round_: int) -> list[FrozenTree]:
 
 def round_ledger(run: RunPlan, round_: int) -> Ledger:
     """What one round costs. Optimizer steps are those of the round, not of its prompts."""
+    from stages.methods import build
+
+    method = build(run.method)
     known: dict[int, Ledger] = {}
     total, steps = Ledger(), 0
     for tree in plan_trees(run, round_):
         if id(tree) not in known:
-            known[id(tree)] = tree.ledger(scorers=len(run.rewards))
+            known[id(tree)] = method.ledger(tree, scorers=len(run.rewards))
         total += known[id(tree)]
         steps = max(steps, known[id(tree)].optimizer_steps)
-    return Ledger(*total.astuple()[:-1], optimizer_steps=steps)
+    return replace(total, optimizer_steps=steps)
 
 
 def ledger(run: RunPlan) -> list[Ledger]:

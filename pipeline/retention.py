@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stages.policies.spec import PolicySpec
 
 LATENTS = tuple(f"rollouts.zarr/*/{name}" for name in ("parent_x", "parent_v", "next_x", "leaf_x"))
-WEIGHTS = ("policy/transformer", "policy/ema")
+WEIGHTS = ("policy/transformer", "policy/ema", "policy/behaviour")
 OPTIMIZER = ("policy/optimizer.safetensors",)
 
 

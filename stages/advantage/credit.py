@@ -3,24 +3,28 @@
 The table that flows through has one row per leaf and scorer: prompt, leaf, s, member, stride, occurrence, scorer,
 reward, weight. `occurrence` counts the leaves of one member that agree on step and stride (0, 1, …): a stride listed
 twice is two granularities, each standardised on its own. Statistics are float64. Each step is a frozen dataclass, so
-a method's rule can be read, compared and hashed.
+a method's rule can be read, compared and hashed. The last steps leave one row per (prompt, s, member) that is paid:
+s is the trained step, or −1 for all trained steps of the member.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pandas as pd
+
+if TYPE_CHECKING:
+    from stages.rollout.store import Rollout
 
 GROUP = ("prompt", "s", "member")
 
 
 class Step(Protocol):
-    """One step of a credit rule."""
+    """One step of a credit rule; few need the tree (tables only, no latents)."""
 
-    def __call__(self, table: pd.DataFrame) -> pd.DataFrame: ...
+    def __call__(self, table: pd.DataFrame, rollout: Rollout | None = None) -> pd.DataFrame: ...
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class ZScore:
     ddof: int = 1
     eps: float = 1e-8
 
-    def __call__(self, table: pd.DataFrame) -> pd.DataFrame:
+    def __call__(self, table: pd.DataFrame, rollout: Rollout | None = None) -> pd.DataFrame:
         rewards = table["reward"].to_numpy(np.float64)
         groups = table.groupby([*self.within, "occurrence"], sort=False).ngroup().to_numpy()
         count = np.bincount(groups).astype(np.float64)
@@ -64,7 +68,7 @@ class Total:
 
     over: tuple[str, ...]
 
-    def __call__(self, table: pd.DataFrame) -> pd.DataFrame:
+    def __call__(self, table: pd.DataFrame, rollout: Rollout | None = None) -> pd.DataFrame:
         keys = [name for name in GROUP if name not in self.over]
         suffix = np.where(table["occurrence"] == 0, "", "#" + (table["occurrence"] + 1).astype(str))
         column = "z." + table["scorer"] + "." + table["stride"].astype(str) + suffix
@@ -82,7 +86,7 @@ class Clip:
 
     limit: float
 
-    def __call__(self, table: pd.DataFrame) -> pd.DataFrame:
+    def __call__(self, table: pd.DataFrame, rollout: Rollout | None = None) -> pd.DataFrame:
         return table.assign(advantage=table["advantage"].clip(-self.limit, self.limit))
 
 
@@ -92,7 +96,7 @@ class Credit(tuple[Step, ...]):
     def __new__(cls, *steps: Step) -> Credit:
         return super().__new__(cls, steps)
 
-    def __call__(self, table: pd.DataFrame) -> pd.DataFrame:
+    def __call__(self, table: pd.DataFrame, rollout: Rollout | None = None) -> pd.DataFrame:
         for step in self:
-            table = step(table)
+            table = step(table, rollout)
         return table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -100,42 +100,43 @@ def apply_policy(table: pd.DataFrame, failures: str, round_: int) -> pd.DataFram
     return kept
 
 
-def spread(rollout: Rollout, credit: pd.DataFrame) -> pd.DataFrame:
-    """The credit table laid onto recorded edges, one row per edge in order of `edge`.
+def spread(rollout: Rollout, credit: pd.DataFrame, dropped: Collection[int] = ()) -> pd.DataFrame:
+    """The credit table laid onto what is trained (recorded edges or re-noised leaves), in order of `edge`.
 
-    A leaf that measures one step (s ≥ 0) pays the edge of that prompt, step and member; a leaf that measures the
-    whole trajectory (s = −1) pays every recorded edge of its prompt and member. An edge whose member was dropped
-    gets advantage 0 and `why_zero = "dropped"`.
+    A row of the credit for one step (s ≥ 0) pays that prompt, step and member; a row for the whole trajectory (s = −1)
+    pays every trained row of its prompt and member. Rows of the credit that nobody trains pay nothing. What is not paid
+    because a reward of the prompt is missing gets advantage 0 and `why_zero = "dropped"`.
+
+    dropped: prompts of which members were dropped.
 
     Raises:
-        GranularError: an edge that no leaf measures, or that two kinds of leaves measure.
+        GranularError: a trained step that no row pays, or that is paid twice over.
         GateError: an advantage is not finite.
     """
-    edges = rollout.edges.loc[rollout.edges["recorded"], ["edge", *KEYS, "optimizer_step"]].sort_values("edge")
-    known = pd.MultiIndex.from_frame(rollout.leaves[KEYS].astype(np.int64))
-    own = pd.MultiIndex.from_frame(edges[KEYS].astype(np.int64)).isin(known)
-    whole = pd.MultiIndex.from_frame(edges[KEYS].assign(s=-1).astype(np.int64)).isin(known)
-    for wrong, what in ((~own & ~whole, "no leaf"), (own & whole, "two kinds of leaves")):
+    edges = rollout.trained[["edge", *KEYS, "optimizer_step"]].sort_values("edge")
+    paid = pd.MultiIndex.from_frame(credit[KEYS].astype(np.int64))
+    own = pd.MultiIndex.from_frame(edges[KEYS].astype(np.int64)).isin(paid)
+    whole = pd.MultiIndex.from_frame(edges[KEYS].assign(s=-1).astype(np.int64)).isin(paid)
+    lost = ~own & ~whole & edges["prompt"].isin(dropped).to_numpy()
+    for wrong, what in ((~own & ~whole & ~lost, "nothing"), (own & whole, "two rows of the credit")):
         if wrong.any():
             row = edges[wrong].iloc[0]
             raise GranularError(
                 f"advantage: {what} measures the step of prompt {row['prompt']}, s {row['s']}, member {row['member']} "
-                f"({int(wrong.sum())} such steps); a trained step needs leaves of its own step or of its trajectory."
+                f"({int(wrong.sum())} such steps); a trained step needs a reward of its own or of its trajectory."
             )
     edges["measured"] = np.where(own, edges["s"], -1).astype(np.int64)
     payment = credit.rename(columns={"s": "measured"})
-    payment["paid"] = True
     table = edges.merge(payment, on=["prompt", "measured", "member"], how="left", validate="many_to_one")
-    dropped = table.pop("paid").isna()
-    table["why_zero"] = table["why_zero"].mask(dropped, "dropped")
+    table["why_zero"] = table["why_zero"].mask(lost, "dropped")
     for name in ("total", "advantage"):
-        table[name] = table[name].mask(dropped, 0.0)
+        table[name] = table[name].mask(lost, 0.0)
     if not np.isfinite(table["advantage"]).all():
         row = table[~np.isfinite(table["advantage"])].iloc[0]
         raise GateError(
             f"advantage: prompt {row['prompt']}, s {row['s']}, member {row['member']} has advantage "
             f"{row['advantage']}; check the rewards of this group."
         )
-    parts = sorted(name for name in table if name.startswith("z."))
+    parts = sorted(name for name in table if name.startswith(("z.", "r.")))
     order = ["edge", *KEYS, "optimizer_step", *parts, "total", "advantage", "why_zero"]
     return table[order].reset_index(drop=True)

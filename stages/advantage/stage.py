@@ -36,7 +36,8 @@ def advantages(
     round_ = int(rollout.attrs["spec"]["round_"])
     scored = scored_leaves(rollout, rewards, weights)
     usable = apply_policy(scored, failures, round_)
-    table = spread(rollout, credit(usable))
+    lost = scored.loc[scored["status"] != "ok", "prompt"].unique()
+    table = spread(rollout, credit(usable, rollout), lost)
     groups = usable.groupby(["prompt", "s", "stride", "occurrence", "scorer"])["reward"]
     summary = {
         "round": round_,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stages.reward.base import Scorer
     from stages.reward.spec import ScorerSpec
     from stages.rollout.store import Rollout
+    from stages.update.state import Which
 
 
 class Resident:
@@ -47,7 +48,7 @@ class Resident:
             self._policies[key] = FluxPolicy(spec, base)
         return self._policies[key]
 
-    def use(self, policy: FluxPolicy, folder: Path, which: Literal["train", "ema"]) -> None:
+    def use(self, policy: FluxPolicy, folder: Path, which: Which) -> None:
         """Put the weights of a policy state folder into the policy, unless they are there already."""
         from stages.update.state import load_weights
 

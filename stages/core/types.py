@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -43,10 +43,17 @@ class Transition:
         Computed as mean(ε·d − d²/2), d = (mean − mean_old)/std, ε = (sample − mean_old)/std: the same number as the
         difference of the two log-probs, without subtracting two large ones (exact 0 where the means agree).
         """
+        return self._log_ratios(behaviour, sample).flatten(1).mean(1)
+
+    def token_log_ratio(self, behaviour: Transition, sample: torch.Tensor) -> torch.Tensor:
+        """The same summed over each token's channels, [B, tokens], for packed latents [B, tokens, channels]."""
+        return self._log_ratios(behaviour, sample).sum(-1)
+
+    def _log_ratios(self, behaviour: Transition, sample: torch.Tensor) -> torch.Tensor:
         std = behaviour._per_row()
         shift = (self.mean - behaviour.mean) / std
         noise = (sample - behaviour.mean) / std
-        return (noise * shift - 0.5 * shift**2).flatten(1).mean(1)
+        return noise * shift - 0.5 * shift**2
 
     def kl(self, other: Transition) -> torch.Tensor:
         """KL(self ‖ other) per latent dimension, [B], for equal std: mean((mean − mean_other)²)/(2·std²)."""
@@ -83,8 +90,10 @@ class Ledger:
     passes: transformer passes behind them (twice as many where guidance needs two)
     images: images decoded
     scores: images scored, summed over scorers
-    parents: parent states evaluated with gradient in the update
-    points: trained transitions
+    parents: distinct states trained at, per optimizer step
+    points: update points: trained transitions and re-noised leaves
+    with_gradient: velocity evaluations with gradient (one per parent, more where an objective walks on from it)
+    frozen: velocity evaluations of the update without gradient (reference policy, behaviour evaluated again)
     optimizer_steps: AdamW steps
     """
 
@@ -94,6 +103,8 @@ class Ledger:
     scores: int = 0
     parents: int = 0
     points: int = 0
+    with_gradient: int = 0
+    frozen: int = 0
     optimizer_steps: int = 0
 
     # A forward costs 1, the backward pass about 2 more.
@@ -102,21 +113,10 @@ class Ledger:
     @property
     def equivalents(self) -> int:
         """Model evaluations with a gradient evaluation counted as three: the unit of a run's budget."""
-        return self.evaluations + self.GRADIENT_COST * self.parents
+        return self.evaluations + self.frozen + self.GRADIENT_COST * self.with_gradient
 
     def __add__(self, other: Ledger) -> Ledger:
-        return Ledger(*(a + b for a, b in zip(self.astuple(), other.astuple())))
-
-    def astuple(self) -> tuple[int, ...]:
-        return (
-            self.evaluations,
-            self.passes,
-            self.images,
-            self.scores,
-            self.parents,
-            self.points,
-            self.optimizer_steps,
-        )
+        return Ledger(**{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(Ledger)})
 
 
 def constant(values: np.ndarray) -> bool:

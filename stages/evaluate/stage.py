@@ -25,7 +25,8 @@ from stages.evaluate.sheet import contact_sheet, thumbnail
 from stages.evaluate.spec import EvaluateSpec
 from stages.prompts.stage import read_prompts
 from stages.reward.scoring import score_images
-from stages.rollout.engine import Noise, RolloutShard
+from stages.rollout.buffers import RolloutShard
+from stages.rollout.forest import Noise
 from stages.rollout.grid import Grid, make_grid
 from stages.rollout.stage import sample
 from stages.rollout.tree import FrozenTree, Tree

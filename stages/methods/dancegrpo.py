@@ -20,10 +20,10 @@ from pydantic import Field
 
 from stages.advantage.credit import Clip, Credit, Total, ZScore
 from stages.core.errors import GranularError
-from stages.methods.base import Method, Plan
+from stages.methods.base import Method, Plan, refuse_steps
 from stages.rollout.kernels import Kernel
 from stages.rollout.tree import Tree
-from stages.update.objectives import PPO
+from stages.update.ppo import PPO
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,18 +40,13 @@ class DanceGRPO(Method):
     eta: Annotated[float, Field(gt=0)] | None = None
     fraction: Annotated[float, Field(gt=0, le=1)] = 0.6
     optimizer_steps: Annotated[int, Field(ge=1)] = 3
-    clip_range: Annotated[float, Field(gt=0)] = 1e-4
-    adv_clip: Annotated[float, Field(gt=0)] = 5.0
 
     @property
     def per_prompt(self) -> bool:
         return self.variant == "repo"
 
     def check(self, plan: Plan) -> None:
-        if self.optimizer_steps > plan.group:
-            raise GranularError(
-                f"method.optimizer_steps: at most one per member, {plan.group}, got {self.optimizer_steps}."
-            )
+        refuse_steps(self.optimizer_steps, plan.group)
         if self.variant == "repo" and int(self.fraction * (plan.grid.steps - 1)) < 1:
             raise GranularError(f"method.fraction: {self.fraction} of {plan.grid.steps - 1} steps trains none of them.")
 
@@ -68,7 +63,7 @@ class DanceGRPO(Method):
                 trained = set(rng.permutation(last)[: int(self.fraction * last)].tolist())
             else:
                 trained = set(range(plan.grid.steps // 2))
-            step = member * self.optimizer_steps // plan.group
+            step = plan.optimizer_step(member, self.optimizer_steps)
             at = root
             for s in range(last):
                 at = tree.sde(at, s + 1, kernel, member=member, record=s in trained, optimizer_step=step)

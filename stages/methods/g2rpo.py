@@ -29,7 +29,7 @@ from stages.core.errors import GranularError
 from stages.methods.base import Method, Plan
 from stages.rollout.kernels import Kernel
 from stages.rollout.tree import Tree
-from stages.update.objectives import PPO
+from stages.update.ppo import PPO
 
 
 def completion(start: int, steps: int, stride: int, schedule: Literal["code", "literal"]) -> list[int]:
@@ -53,7 +53,7 @@ class G2RPO(Method):
     granularities: strides Λ; a stride may repeat.
     schedule: how a completion walks the grid, see `completion`.
     update: "A" takes one optimizer step per trained s, noisiest first (released); "B" one for all (the paper).
-    eta: noise level of Flow-SDE. clip_range: PPO clip of the ratio. adv_clip: clip of the summed advantage.
+    eta: noise level of Flow-SDE.
     """
 
     steps: tuple[Annotated[int, Field(ge=0)], ...] | None = None
@@ -61,8 +61,6 @@ class G2RPO(Method):
     schedule: Literal["code", "literal"] = "code"
     update: Literal["A", "B"] = "A"
     eta: Annotated[float, Field(gt=0)] = 0.7
-    clip_range: Annotated[float, Field(gt=0)] = 1e-4
-    adv_clip: Annotated[float, Field(gt=0)] = 5.0
 
     def trained(self, steps: int) -> tuple[int, ...]:
         """The trained indices on a grid of `steps` steps, in rising order."""

@@ -24,10 +24,10 @@ from pydantic import Field
 
 from stages.advantage.credit import Clip, Credit, Total, ZScore
 from stages.core.errors import GranularError
-from stages.methods.base import Method, Plan
+from stages.methods.base import Method, Plan, refuse_steps
 from stages.rollout.kernels import Kernel
 from stages.rollout.tree import Tree
-from stages.update.objectives import PPO
+from stages.update.ppo import PPO
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +46,6 @@ class MixGRPO(Method):
     end: Literal["code", "paper"] = "code"
     eta: Annotated[float, Field(gt=0)] = 0.7
     optimizer_steps: Annotated[int, Field(ge=1)] = 4
-    clip_range: Annotated[float, Field(gt=0)] = 1e-4
-    adv_clip: Annotated[float, Field(gt=0)] = 5.0
 
     def check(self, plan: Plan) -> None:
         if self.window > plan.grid.steps - 1:
@@ -55,10 +53,7 @@ class MixGRPO(Method):
                 f"method.window: at most {plan.grid.steps - 1} of {plan.grid.steps} steps can be stochastic, "
                 f"got {self.window}."
             )
-        if self.optimizer_steps > plan.group:
-            raise GranularError(
-                f"method.optimizer_steps: at most one per member, {plan.group}, got {self.optimizer_steps}."
-            )
+        refuse_steps(self.optimizer_steps, plan.group)
 
     def start(self, plan: Plan) -> int:
         """l, the first trained grid index of the round."""
@@ -102,7 +97,7 @@ class MixGRPO(Method):
         for s in range(window[0]):
             start = tree.ode(start, s + 1)
         for member in range(plan.group):
-            step = member * self.optimizer_steps // plan.group
+            step = plan.optimizer_step(member, self.optimizer_steps)
             at = start
             for s in window:
                 at = tree.sde(at, s + 1, kernel, member=member, optimizer_step=step)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ class Conditions:
     """Prompt embeddings, one row per prompt: name -> [rows, …] on the policy's device."""
 
     tensors: Mapping[str, torch.Tensor]
+    per_prompt: ClassVar[int] = 1
 
     def __len__(self) -> int:
         return len(next(iter(self.tensors.values())))
@@ -41,6 +42,10 @@ class Conditions:
     def rows(self, index: torch.Tensor) -> Conditions:
         """Rows by position, repeats allowed."""
         return Conditions({name: tensor[index] for name, tensor in self.tensors.items()})
+
+    def at(self, index: torch.Tensor, time: torch.Tensor) -> Conditions:
+        """The same whatever the time: a prompt is one condition all the way."""
+        return self.rows(index)
 
 
 class FluxPolicy:

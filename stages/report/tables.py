@@ -219,7 +219,8 @@ def comparisons(results: Results, found: Mapping[tuple[str, str, str], Interval]
 COST = {
     "rounds": "rounds",
     "evaluations": "model evaluations",
-    "parents": "gradient evaluations",
+    "with_gradient": "gradient evaluations",
+    "frozen": "frozen evaluations",
     "equivalents": "equivalents",
     "images": "images decoded",
     "scores": "images scored",

@@ -1,7 +1,8 @@
 """Step kernels: every step of the field is x' = a·x + κ·v + std·ε with coefficients that depend on (σ, σ') alone.
 
 In prediction form x' = (1 − σ')·x0_hat + c·x1_hat + std·ε with x0_hat = x − σv, x1_hat = x + (1 − σ)v, hence
-a = 1 − σ' + c and κ = c(1 − σ) − σ(1 − σ'). Flow-SDE, Dance-SDE, CPS and the ODE differ only in (c, std).
+a = 1 − σ' + c and κ = c(1 − σ) − σ(1 − σ'). Flow-SDE, Dance-SDE, CPS, the DDIM-style steps and the ODE differ only in
+(c, std).
 All arithmetic is float64; the engine rounds when a node is created.
 """
 
@@ -9,12 +10,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-KernelName = Literal["ode", "flow_sde", "dance_sde", "cps"]
-KERNELS: tuple[KernelName, ...] = ("ode", "flow_sde", "dance_sde", "cps")
+KernelName = Literal[
+    "ode", "flow_sde", "dance_sde", "cps", "ddim_intent", "ddim_literal", "ddim_sigma", "ddim_sigma_clamped"
+]
+KERNELS: tuple[KernelName, ...] = get_args(KernelName)
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,12 @@ class Kernel:
     """A step kernel.
 
     name: `ode` (Euler); `flow_sde`, g = η·√(σ/(1−σ)) (Flow-GRPO, MixGRPO, G²RPO); `dance_sde`, g = η
-        (DanceGRPO); `cps`, std = σ'·sin(ηπ/2) (Flow-CPS).
-    eta: noise level η ≥ 0; 0 turns every kernel into the ODE.
+        (DanceGRPO); `cps`, std = σ'·sin(ηπ/2) (Flow-CPS); `ddim_*`, the DDIM-style steps of Stepwise-Flow-GRPO, whose
+        printed schedule contradicts its description: `ddim_intent`, std = η·σ'·√σ (as described: largest at σ = 1);
+        `ddim_literal`, std = η·σ'·√(1−σ) (as printed: 0 at σ = 1); `ddim_sigma`, DDIM's own σ with α = (1−σ)² and
+        β = σ², std = η·(σ'/σ)·√(1 − ((1−σ)/(1−σ'))²), which exceeds σ' late on coarse grids: c is 0 there, or std is
+        cut to σ' in `ddim_sigma_clamped`. CPS and the DDIM-style steps have c = √(σ'² − std²).
+    eta: noise level η ≥ 0 (the `a` of the DDIM-style steps); 0 turns every kernel into the ODE.
     """
 
     name: KernelName
@@ -56,9 +63,20 @@ class Kernel:
         elif self.name == "dance_sde":
             rate2 = self.eta**2
         else:
-            std = sigma_next * math.sin(self.eta * math.pi / 2)
+            std = self._ddim_std(sigma, sigma_next)
             return _from_c(sigma, sigma_next, math.sqrt(max(sigma_next**2 - std**2, 0.0)), std)
         return _from_c(sigma, sigma_next, sigma_next - rate2 * delta / (2 * sigma), math.sqrt(rate2 * delta))
+
+    def _ddim_std(self, sigma: float, sigma_next: float) -> float:
+        """std of the kernels that keep c² + std² = σ'²."""
+        if self.name == "cps":
+            return sigma_next * math.sin(self.eta * math.pi / 2)
+        if self.name == "ddim_intent":
+            return self.eta * sigma_next * math.sqrt(sigma)
+        if self.name == "ddim_literal":
+            return self.eta * sigma_next * math.sqrt(1 - sigma)
+        std = self.eta * sigma_next / sigma * math.sqrt(1 - ((1 - sigma) / (1 - sigma_next)) ** 2)
+        return min(std, sigma_next) if self.name == "ddim_sigma_clamped" else std
 
 
 def _from_c(sigma: float, sigma_next: float, c: float, std: float) -> Coefficients:

@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stages.core.progress import bar
 from stages.core.types import Ledger
 from stages.methods import Plan, build
 from stages.rollout import store
-from stages.rollout.engine import Forest, Noise, RolloutShard, run_forest
+from stages.rollout.buffers import RolloutShard
+from stages.rollout.conditions import BlendedConditions, blended
+from stages.rollout.engine import run_forest
+from stages.rollout.forest import Forest, Noise
 from stages.rollout.grid import make_grid
 from stages.rollout.spec import RolloutSpec, SamplerSpec
 from stages.rollout.tree import FrozenTree
+from stages.update.state import read_state
 
 if TYPE_CHECKING:
     from stages.core.resident import Resident
     from stages.policies.flux import Conditions, FluxPolicy
 
 
-def plan_trees(spec: RolloutSpec) -> list[FrozenTree]:
-    """One tree per prompt of the round; prompts share the object where the method plans them alike."""
+def plan_trees(spec: RolloutSpec, memory: Mapping[str, Any] | None = None) -> list[FrozenTree]:
+    """One tree per prompt of the round; prompts share the object where the method plans them alike.
+
+    memory: what the method remembers of earlier rounds; it may move noise levels, never the shape of a tree.
+    """
     method = build(spec.method)
-    grid = make_grid(spec.grid)
+    plan = Plan(make_grid(spec.grid), spec.group, spec.seed, spec.round_, memory=memory or {})
     if not method.per_prompt:
-        return [method.tree(Plan(grid, spec.group, spec.seed, spec.round_))] * len(spec.prompts)
-    return [method.tree(Plan(grid, spec.group, spec.seed, spec.round_, prompt)) for prompt in spec.prompts]
+        return [method.tree(plan)] * len(spec.prompts)
+    return [method.tree(replace(plan, prompt=prompt)) for prompt in spec.prompts]
 
 
 def sample(
@@ -35,7 +42,7 @@ def sample(
     prompts: Sequence[int],
     *,
     policy: FluxPolicy,
-    conditions: Conditions,
+    conditions: Conditions | BlendedConditions,
     noise: Noise,
     sampler: SamplerSpec,
     label: str,
@@ -50,7 +57,7 @@ def sample(
             rows = conditions[chosen]
 
             def velocity(x, time, index, rows=rows):  # type: ignore[no-untyped-def]
-                return policy.velocity(x, time, rows.rows(index))
+                return policy.velocity(x, time, rows.at(index, time))
 
             shards.append(
                 run_forest(
@@ -58,6 +65,7 @@ def sample(
                     velocity=velocity,
                     noise=noise,
                     max_batch=sampler.max_batch,
+                    conditions=conditions.per_prompt,
                     state_dtype=sampler.state_dtype,
                     device=policy.device,
                     progress=progress.update,
@@ -73,9 +81,13 @@ def run(inputs: Mapping[str, Path], spec: RolloutSpec, resident: Resident, out: 
     Writes `rollouts.zarr`.
     """
     policy = resident.policy(spec.policy, inputs["base"])
-    resident.use(policy, inputs["policy"], "train")
+    state = read_state(inputs["policy"])
+    resident.use(policy, inputs["policy"], state.sampler)
     conditions = resident.conditions(policy, inputs["embeddings"], spec.prompts)
-    trees = plan_trees(spec)
+    perturb = build(spec.method).conditions
+    if perturb is not None:
+        conditions = blended(perturb, conditions, spec, inputs, resident)
+    trees = plan_trees(spec, state.memory["plan"])
     shards = sample(
         trees,
         spec.prompts,

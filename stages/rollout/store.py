@@ -3,8 +3,9 @@
     rollouts.zarr/            attrs: schema, spec, sigmas, latent_dims
       shard-0000/             attrs: complete; opens in xarray with named dimensions
         nodes_<column> [node]   edges_<column> [edge]   leaves_<column> [leaf]   prompt [prompt]
+        renoised_<column> [point]
         parent_node [parent]   parent_x, parent_v [parent, *latent]
-        next_edge [next]       next_x [next, *latent]
+        next_edge, next_log_prob [next]   next_x [next, *latent]
         leaf_node [image]      leaf_x [image, *latent]
 
 States are stored in the precision in which they were continued, velocities in float32 (rounding the stored velocity
@@ -23,10 +24,10 @@ import numpy as np
 import pandas as pd
 
 from stages.core.errors import GranularError
-from stages.rollout.engine import RolloutShard
-from stages.rollout.tree import EDGE, LEAF, NODE
+from stages.rollout.buffers import RolloutShard
+from stages.rollout.tree import EDGE, LEAF, NODE, RENOISED
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,9 @@ class Rollout:
     """A whole round as read back, shards concatenated in order; ids are global over the round.
 
     prompts: [P] row ids in plan order. nodes (index = node id), edges (column `edge` = id), leaves (column `leaf` =
-    id): the columns of `stages.rollout.tree` plus `prompt`.
+    id), renoised (column `edge` = row number, so that all trained rows are named alike): the columns of
+    `stages.rollout.tree` plus `prompt`; edges also have `log_prob`, of the draw under the sampling policy (NaN where
+    nothing was recorded).
     parent_nodes [Q], parent_x, parent_v [Q, *latent]; next_edges [R], next_x [R, *latent]; leaf_nodes [M],
     leaf_x [M, *latent]: float32. attrs: spec, sigmas, latent_dims.
     """
@@ -43,6 +46,7 @@ class Rollout:
     nodes: pd.DataFrame
     edges: pd.DataFrame
     leaves: pd.DataFrame
+    renoised: pd.DataFrame
     parent_nodes: np.ndarray
     parent_x: np.ndarray
     parent_v: np.ndarray
@@ -51,6 +55,11 @@ class Rollout:
     leaf_nodes: np.ndarray
     leaf_x: np.ndarray
     attrs: dict[str, Any]
+
+    @property
+    def trained(self) -> pd.DataFrame:
+        """What the update learns from: recorded edges, or re-noised leaves where the method trains on these."""
+        return self.renoised if len(self.renoised) else self.edges[self.edges["recorded"]]
 
 
 def create(path: Path, attrs: Mapping[str, Any]) -> None:
@@ -85,6 +94,7 @@ def write_shard(path: Path, number: int, shard: RolloutShard, state_dtype: str, 
         ("nodes", forest.nodes, "node"),
         ("edges", forest.edges, "edge"),
         ("leaves", forest.leaves, "leaf"),
+        ("renoised", forest.renoised, "point"),
     ):
         for name, values in columns.items():
             put(f"{table}_{name}", values, dim)
@@ -92,6 +102,7 @@ def write_shard(path: Path, number: int, shard: RolloutShard, state_dtype: str, 
     put("parent_x", shard.parent_x.astype(state_dtype), "parent", *dims)
     put("parent_v", shard.parent_v, "parent", *dims)
     put("next_edge", shard.next_edges, "next")
+    put("next_log_prob", shard.next_log_prob, "next")
     put("next_x", shard.next_x.astype(state_dtype), "next", *dims)
     put("leaf_node", shard.leaf_nodes, "image")
     put("leaf_x", shard.leaf_x.astype(state_dtype), "image", *dims)
@@ -164,18 +175,21 @@ def _join(parts: list[dict[str, np.ndarray]], attrs: dict[str, Any]) -> Rollout:
             return np.zeros((0,), np.float32)
         return column(name).astype(np.float32, copy=False)
 
-    edge_table, leaf_table = table("edges", EDGE), table("leaves", LEAF)
-    edge_table.insert(0, "edge", np.arange(len(edge_table)))
-    leaf_table.insert(0, "leaf", np.arange(len(leaf_table)))
+    edge_table, leaf_table, renoised = table("edges", EDGE), table("leaves", LEAF), table("renoised", RENOISED)
+    for name, one in (("edge", edge_table), ("leaf", leaf_table), ("edge", renoised)):
+        one.insert(0, name, np.arange(len(one)))
+    next_edges = column("next_edge", edges)
+    edge_table.loc[next_edges, "log_prob"] = column("next_log_prob")
     return Rollout(
         prompts=column("prompt"),
         nodes=table("nodes", NODE),
         edges=edge_table,
         leaves=leaf_table,
+        renoised=renoised,
         parent_nodes=column("parent_node", nodes),
         parent_x=states("parent_x"),
         parent_v=states("parent_v"),
-        next_edges=column("next_edge", edges),
+        next_edges=next_edges,
         next_x=states("next_x"),
         leaf_nodes=column("leaf_node", nodes),
         leaf_x=states("leaf_x"),

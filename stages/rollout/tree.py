@@ -29,14 +29,17 @@ from stages.rollout.kernels import KERNELS, ODE, Kernel
 NODE = ("parent", "sigma", "time", "s", "condition", "evaluated")
 EDGE = (
     *("parent", "child", "history", "kernel", "a", "kappa", "a_history", "kappa_history", "std"),
-    *("recorded", "s", "member", "optimizer_step", "weight"),
+    *("recorded", "s", "member", "optimizer_step", "weight", "common"),
 )
 LEAF = ("node", "s", "member", "stride")
+RENOISED = ("node", "s", "sigma", "time", "member", "optimizer_step", "weight")
 
 _DTYPES = {
     **dict.fromkeys(("parent", "child", "history", "node"), np.int32),
     **dict.fromkeys(("s", "member", "stride", "optimizer_step", "condition", "kernel"), np.int16),
-    **dict.fromkeys(("sigma", "time", "a", "kappa", "a_history", "kappa_history", "std", "weight"), np.float64),
+    **dict.fromkeys(
+        ("sigma", "time", "a", "kappa", "a_history", "kappa_history", "std", "weight", "common"), np.float64
+    ),
     **dict.fromkeys(("recorded", "evaluated"), np.bool_),
 }
 
@@ -61,14 +64,19 @@ class FrozenTree:
         condition (row of the prompt's conditions, 0 = the prompt itself), evaluated
     edges: parent, child, history (node whose state enters too, or −1), kernel, a, kappa, a_history, kappa_history,
         std, recorded (a trained transition), s, member, optimizer_step (which optimizer step of the round trains
-        it), weight (relative, normalised over the optimizer step before the update)
-    leaves: node, s (step whose effect it measures, −1 = the whole trajectory), member, stride
+        it), weight (relative, normalised over the optimizer step before the update), common (share of the draw that
+        the children of one state have in common, see `Tree.sde`)
+    leaves: node, s (step whose effect it measures, or the state it estimates; −1 = the whole trajectory), member,
+        stride
+    renoised: update points that are no step of the sampler: a leaf brought back to noise level `sigma` of grid index s;
+        node (the leaf's), time, member, optimizer_step, weight
     paths: noise path of each node: which stochastic choices led to it
     """
 
     nodes: dict[str, np.ndarray]
     edges: dict[str, np.ndarray]
     leaves: dict[str, np.ndarray]
+    renoised: dict[str, np.ndarray]
     paths: tuple[tuple[int, ...], ...]
 
     @cached_property
@@ -80,20 +88,33 @@ class FrozenTree:
             height[parent] = max(height[parent], height[child] + 1)
         return height
 
-    def ledger(self, scorers: int = 0, passes: int = 1) -> Ledger:
-        """The cost of sampling and training this tree: counts of nodes, leaves and recorded edges."""
+    def ledger(self, scorers: int = 0, passes: int = 1, with_gradient: int = 1, frozen: int = 0) -> Ledger:
+        """The cost of sampling and training this tree: counts of nodes, leaves and update points.
+
+        with_gradient, frozen: velocity evaluations of the objective, per parent and optimizer step with gradient, and
+        per parent and round without.
+        """
         evaluations = int(self.nodes["evaluated"].sum())
         images = len(np.unique(self.leaves["node"]))
         recorded = self.edges["recorded"]
-        pairs = np.stack([self.edges["parent"][recorded], self.edges["optimizer_step"][recorded]], 1)
+        states = [
+            np.stack([self.edges["parent"], np.full_like(self.edges["parent"], -1), self.edges["optimizer_step"]], 1)[
+                recorded
+            ],
+            np.stack([self.renoised["node"], self.renoised["s"], self.renoised["optimizer_step"]], 1),
+        ]
+        points = np.concatenate(states).astype(np.int64)
+        parents = len(np.unique(points, axis=0))
         return Ledger(
             evaluations=evaluations,
             passes=evaluations * passes,
             images=images,
             scores=images * scorers,
-            parents=len(np.unique(pairs, axis=0)),
-            points=int(recorded.sum()),
-            optimizer_steps=len(np.unique(pairs[:, 1])),
+            parents=parents,
+            points=len(points),
+            with_gradient=with_gradient * parents,
+            frozen=frozen * len(np.unique(points[:, :2], axis=0)),
+            optimizer_steps=len(np.unique(points[:, 2])),
         )
 
 
@@ -105,13 +126,18 @@ class Tree:
     _nodes: dict[str, list] = field(default_factory=lambda: {name: [] for name in NODE})
     _edges: dict[str, list] = field(default_factory=lambda: {name: [] for name in EDGE})
     _leaves: dict[str, list] = field(default_factory=lambda: {name: [] for name in LEAF})
+    _renoised: dict[str, list] = field(default_factory=lambda: {name: [] for name in RENOISED})
     _paths: list[tuple[int, ...]] = field(default_factory=list)
     _shared: dict[tuple, int] = field(default_factory=dict)
     _drawn: set[tuple[int, ...]] = field(default_factory=set)
 
-    def root(self, member: int = -1, condition: int = 0) -> Member:
-        """An initial noise x_T: shared by the group (member −1) or a member's own."""
-        node = self._add_node(-1, self.grid.sigmas[0], 0, condition, (member,))
+    def root(self, member: int = -1, condition: int = 0, noise: int | None = None) -> Member:
+        """An initial noise x_T: shared by the group (member −1) or a member's own.
+
+        condition: row of the prompt's conditions, inherited by all that follows. noise: number of the draw, `member`
+        where nothing else is said; roots of one number start from one x_T.
+        """
+        node = self._add_node(-1, self.grid.sigmas[0], 0, condition, (member if noise is None else noise,))
         return Member(node, member)
 
     def ode(self, at: Member, to: int) -> Member:
@@ -162,29 +188,34 @@ class Tree:
         record: bool = True,
         optimizer_step: int = 0,
         weight: float = 1.0,
+        common: float = 0.0,
     ) -> Member:
-        """A stochastic step to grid index `to`, with noise of its own; recorded ones are trained."""
+        """A stochastic step to grid index `to`, with noise of its own; recorded ones are trained.
+
+        common: w in [0, 1) of ε = w·ξ + √(1 − w²)·ξ_i, where ξ is drawn once for all children of the state and ξ_i is
+        the child's own (BranchGRPO); 0 makes children independent.
+        """
         who = at.member if member is None else member
         s = int(self._nodes["s"][at.node])
         path = (*self._paths[at.node], s, who)
+        if not 0 <= common < 1:
+            raise ValueError(f"the common share of a draw is in [0, 1), got {common}")
         if path in self._drawn:
             raise ValueError(f"member {who} already drew its noise at step {s}; two members would be one sample")
         self._drawn.add(path)
         child = self._step(
             at, self.grid.sigmas[to], to, kernel, path, record=record, member=who, optimizer_step=optimizer_step,
-            weight=weight,
+            weight=weight, common=common,
         )  # fmt: skip
         return Member(child, who, s)
 
     def branch(
         self, at: Member, to: int, kernel: Kernel, members: Iterable[int], *, record: bool = True,
-        optimizer_step: int = 0, weight: float = 1.0,
+        optimizer_step: int = 0, weight: float = 1.0, common: float = 0.0,
     ) -> list[Member]:  # fmt: skip
         """One stochastic step per member from the same state: the group of that step."""
-        return [
-            self.sde(at, to, kernel, member=i, record=record, optimizer_step=optimizer_step, weight=weight)
-            for i in members
-        ]
+        options = {"record": record, "optimizer_step": optimizer_step, "weight": weight, "common": common}
+        return [self.sde(at, to, kernel, member=i, **options) for i in members]
 
     def complete(self, at: Member, indices: Sequence[int], *, stride: int = 1, s: int | None = None) -> Member:
         """ODE from a state through the evaluated grid `indices` (the first is the state's own) to x0_hat, a leaf."""
@@ -202,17 +233,24 @@ class Tree:
             self._leaves[name].append(value)
         return at
 
+    def renoise(self, at: Member, s: int, *, optimizer_step: int = 0, weight: float = 1.0) -> None:
+        """Train at the leaf `at` brought back to grid index s: x = (1 − σ_s)·x0 + σ_s·ε, made when it is needed."""
+        sigma = self.grid.sigmas[s]
+        row = (at.node, s, sigma, self.grid.time(sigma), at.member, optimizer_step, weight)
+        for name, value in zip(RENOISED, row):
+            self._renoised[name].append(value)
+
     def freeze(self) -> FrozenTree:
         """The finished tables."""
         tables = []
-        for columns in (self._nodes, self._edges, self._leaves):
+        for columns in (self._nodes, self._edges, self._leaves, self._renoised):
             tables.append({name: np.asarray(values, _DTYPES[name]) for name, values in columns.items()})
-        nodes, edges, leaves = tables
+        nodes, edges, leaves, renoised = tables
         if not len(leaves["node"]):
             raise ValueError("a tree without a leaf has nothing to score")
         nodes["evaluated"][edges["parent"]] = True
         nodes["evaluated"][edges["history"][edges["history"] >= 0]] = True
-        return FrozenTree(nodes, edges, leaves, tuple(self._paths))
+        return FrozenTree(nodes, edges, leaves, renoised, tuple(self._paths))
 
     def _add_node(self, parent: int, sigma: float, s: int, condition: int, path: tuple[int, ...]) -> int:
         for name, value in zip(NODE, (parent, sigma, self.grid.time(sigma), s, condition, False)):
@@ -222,7 +260,7 @@ class Tree:
 
     def _step(
         self, at: Member, sigma: float, s: int, kernel: Kernel, path: tuple[int, ...], *, record: bool = False,
-        member: int = -1, optimizer_step: int = -1, weight: float = 0.0,
+        member: int = -1, optimizer_step: int = -1, weight: float = 0.0, common: float = 0.0,
     ) -> int:  # fmt: skip
         here = self._nodes["sigma"][at.node]
         coefficients = kernel.coefficients(here, sigma, self.grid.sigmas[1])
@@ -232,7 +270,7 @@ class Tree:
         row = (
             *(at.node, child, -1, KERNELS.index(kernel.name), coefficients.a, coefficients.kappa, 0.0, 0.0),
             *(coefficients.std, record, self._nodes["s"][at.node], member if record else -1),
-            *(optimizer_step if record else -1, weight if record else 0.0),
+            *(optimizer_step if record else -1, weight if record else 0.0, common),
         )
         for name, value in zip(EDGE, row):
             self._edges[name].append(value)

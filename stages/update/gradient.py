@@ -1,9 +1,9 @@
 """The gradient of one optimizer step, tile by tile, with every point's ratio and gradient share written down.
 
-For each tile of parents: one velocity with gradient; per point mean_θ = a·x + κ·v_θ and mean_old = a·x + κ·v_old give
-the log-ratio at the stored next state. The loss L = Σ wᵢℓᵢ is differentiated with respect to the velocity only, point
-by point, and the parents' sums are then sent back through the network. That is the chain rule, exactly; it needs one
-backward per parent and yields ‖∂L/∂v‖ of every point on the way.
+For each tile of parents: one velocity with gradient (and what the objective walks on to from there). The loss
+L = Σ wᵢℓᵢ is differentiated with respect to these tensors only, point by point, and the parents' sums are then sent
+back through the network. That is the chain rule, exactly; it needs one backward per parent and yields ‖∂L/∂v‖ of every
+point on the way.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ import numpy as np
 import pandas as pd
 
 from stages.core.errors import GateError
-from stages.core.types import Transition
+from stages.update.objective import Memory, Objective, PointBatch
 from stages.update.points import Step, Tile, UpdatePoints, name_rows
 
 if TYPE_CHECKING:
     import torch
 
     from stages.policies.flux import Conditions, FluxPolicy
-    from stages.update.objectives import Objective
 
 # What the update measures of every point; arrays of one number per row of the points' table.
-MEASURED = ("log_ratio", "ratio", "clip_side", "velocity_grad_norm", "share")
+MEASURED = ("log_ratio", "ratio", "clip_side", "path_variance", "velocity_grad_norm", "share")
 
 
 def gradient(
@@ -36,6 +35,7 @@ def gradient(
     objective: Objective,
     update_batch: int,
     measured: dict[str, np.ndarray],
+    memory: Memory | None = None,
     progress: Callable[[int], Any] | None = None,
 ) -> float:
     """Put the gradient of one optimizer step's loss into the module's `.grad` and return the loss.
@@ -49,13 +49,18 @@ def gradient(
         parameter.grad = None
     loss = 0.0
     for tile in step.tiles:
-        v, leaf, per_point = _velocities(policy, points, tile, conditions, update_batch)
-        loss += _differentiate(points, tile, per_point, leaf, objective, measured)
+        reached, batch = _reached(policy, points, tile, conditions, objective, update_batch)
+        leaves = (batch.velocity, *batch.further)
+        loss += _differentiate(points, tile, batch, objective, memory or {}, measured)
         rows = points.table.iloc[tile.points]
-        finite = torch.isfinite(per_point.grad).flatten(1).all(1).cpu().numpy()
+        # A point may not depend on all that was walked to.
+        grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+        finite = torch.stack([torch.isfinite(grad).flatten(1).all(1) for grad in grads]).all(0).cpu().numpy()
         if not finite.all():
             raise GateError(f"update: the gradient is not finite at {name_rows(rows[~finite])}; nothing was changed.")
-        v.backward(_sum_by_parent(per_point.grad, tile.slots, v, measured, tile.points))
+        sums = [_sum_by_parent(grad, tile.slots, like) for grad, like in zip(grads, reached)]
+        _measure_shares(grads, sums, tile, measured)
+        torch.autograd.backward(reached, sums)
         if not torch.isfinite(total_norm(policy.module.parameters())):
             raise GateError(
                 f"update: the weights' gradient is not finite after the rows {name_rows(rows)}; nothing was changed."
@@ -65,16 +70,59 @@ def gradient(
     return loss
 
 
-def _velocities(
-    policy: FluxPolicy, points: UpdatePoints, tile: Tile, conditions: Conditions, update_batch: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """v_θ of the tile's parents with its graph [B, *latent], their states, and a detached leaf row per point."""
+def _reached(
+    policy: FluxPolicy, points: UpdatePoints, tile: Tile, conditions: Conditions, objective: Objective, rows: int
+) -> tuple[list[torch.Tensor], PointBatch]:  # fmt: skip
+    """What the tile's points depend on: tensors [B, *latent] with their graph, v_θ first; and the points as a batch
+    whose velocity and further tensors are detached leaves."""
     import torch
 
-    x, time, index = inputs(policy, points, tile.parents, update_batch)
-    v = policy.velocity(x, time, conditions.rows(index))
-    slots = torch.from_numpy(tile.slots).to(v.device)
-    return v, x[slots], v.detach()[slots].requires_grad_()
+    x, time, index = inputs(policy, points, tile.parents, rows)
+    told = conditions.rows(index)
+    v = policy.velocity(x, time, told)
+    table = points.table.iloc[tile.points]
+    first = np.unique(tile.slots, return_index=True)[1]
+
+    def levels(name: str) -> torch.Tensor:
+        ours = table[name].to_numpy(np.float64)[first]
+        filled = np.concatenate([ours, np.full(rows - len(ours), ours[0])])
+        return torch.from_numpy(filled).to(x.device, x.dtype)
+
+    def velocity(y: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        times = [points.grid_time(float(one)) for one in sigma]
+        return policy.velocity(y, torch.tensor(times, dtype=x.dtype, device=x.device), told)
+
+    further = objective.walk(velocity, x, v, levels("sigma"), levels("sigma_next"))
+    slots = torch.from_numpy(tile.slots).to(x.device)
+    leaves = [tensor.detach()[slots].requires_grad_() for tensor in (v, *further)]
+    return [v, *further], point_batch(points, tile.points, x[slots], leaves[0], tuple(leaves[1:]))
+
+
+def point_batch(
+    points: UpdatePoints, rows: np.ndarray, x: torch.Tensor, velocity: torch.Tensor, further: tuple[torch.Tensor, ...]
+) -> PointBatch:
+    """Rows of the points' table as tensors beside their states and velocities."""
+    import torch
+
+    table = points.table.iloc[rows]
+
+    def column(name: str) -> torch.Tensor:
+        return torch.from_numpy(np.array(table[name], np.float64)).to(x.device, x.dtype)
+
+    def states(array: np.ndarray | None, name: str) -> Any:
+        return None if array is None else torch.from_numpy(array[table[name].to_numpy()]).to(x.device, x.dtype)
+
+    return PointBatch(
+        x=x,
+        velocity=velocity,
+        old=states(points.v, "parent"),
+        sample=states(points.next_x, "next"),
+        s=torch.from_numpy(table["s"].to_numpy(np.int64)).to(x.device),
+        **{name: column(name) for name in ("sigma", "sigma_next", "a", "kappa", "std", "advantage")},
+        token_weight=states(points.tokens, "token_row"),
+        reference=states(points.reference, "parent"),
+        further=further,
+    )
 
 
 def inputs(
@@ -96,57 +144,57 @@ def inputs(
 def _differentiate(
     points: UpdatePoints,
     tile: Tile,
-    velocity: torch.Tensor,
-    x: torch.Tensor,
+    batch: PointBatch,
     objective: Objective,
+    memory: Memory,
     measured: dict[str, np.ndarray],
 ) -> float:
-    """Fill `velocity.grad` with ∂(wᵢℓᵢ)/∂v for every point of the tile; return Σ wᵢℓᵢ."""
+    """Fill the `.grad` of the batch's leaves with ∂(wᵢℓᵢ) for every point of the tile; return Σ wᵢℓᵢ."""
     import torch
 
-    table = points.table.iloc[tile.points]
-
-    def column(name: str) -> torch.Tensor:
-        return torch.from_numpy(np.array(table[name], np.float64)).to(x.device, x.dtype)
-
-    def wide(name: str) -> torch.Tensor:
-        return column(name).reshape(-1, *([1] * (x.ndim - 1)))
-
-    old = torch.from_numpy(points.v[table["parent"].to_numpy()]).to(x.device, x.dtype)
-    sample = torch.from_numpy(points.next_x[table["next"].to_numpy()]).to(x.device, x.dtype)
-    std = column("std")
-    behaviour = Transition(wide("a") * x + wide("kappa") * old, std)
-    log_ratio = Transition(wide("a") * x + wide("kappa") * velocity, std).log_ratio(behaviour, sample)
-    loss = (column("weight") * objective.loss(log_ratio, column("advantage"))).sum()
+    weight = torch.from_numpy(np.array(points.table["weight"].iloc[tile.points], np.float64))
+    outcome = objective.evaluate(batch, memory)
+    loss = (weight.to(batch.x.device, batch.x.dtype) * outcome.loss).sum()
     loss.backward()
-    log_ratio = log_ratio.detach()
-    measured["log_ratio"][tile.points] = log_ratio.cpu().numpy()
-    measured["ratio"][tile.points] = log_ratio.exp().cpu().numpy()
-    measured["clip_side"][tile.points] = objective.clipped(log_ratio, column("advantage")).cpu().numpy()
+    log_ratio = outcome.log_ratio.detach()
+    for name, values in (
+        ("log_ratio", log_ratio),
+        ("ratio", log_ratio.exp()),
+        ("clip_side", outcome.clip_side),
+        ("path_variance", batch.path_variance),
+    ):
+        measured[name][tile.points] = values.cpu().numpy()
     return float(loss.detach())
 
 
-def _sum_by_parent(
-    grad: torch.Tensor, slots: np.ndarray, v: torch.Tensor, measured: dict[str, np.ndarray], points: np.ndarray
-) -> torch.Tensor:
-    """[B, *latent] sums of the points' gradients, and each point's norm and share of its parent's sum.
+def _sum_by_parent(grad: torch.Tensor, slots: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+    """[B, *latent] sums of the points' gradients.
 
     Children are added one after the other, in their order: `index_add_` would add in any order on a GPU.
     """
     import torch
 
-    total = torch.zeros_like(v)
+    total = torch.zeros_like(like)
     rank = pd.Series(slots).groupby(slots).cumcount().to_numpy()
     for turn in range(int(rank.max()) + 1):
         rows = np.flatnonzero(rank == turn)
-        total[torch.from_numpy(slots[rows]).to(v.device)] += grad[torch.from_numpy(rows).to(v.device)]
-    parent = total[torch.from_numpy(slots).to(v.device)].flatten(1).double()
-    flat = grad.flatten(1).double()
+        total[torch.from_numpy(slots[rows]).to(like.device)] += grad[torch.from_numpy(rows).to(like.device)]
+    return total
+
+
+def _measure_shares(
+    grads: list[torch.Tensor], sums: list[torch.Tensor], tile: Tile, measured: dict[str, np.ndarray]
+) -> None:
+    """Each point's ‖∂L/∂v‖ (over all tensors it depends on) and its share of its parent's sum."""
+    import torch
+
+    slots = torch.from_numpy(tile.slots).to(grads[0].device)
+    flat = torch.cat([grad.flatten(1) for grad in grads], 1).double()
+    parent = torch.cat([total.flatten(1) for total in sums], 1)[slots].double()
     length = (parent**2).sum(1)
     share = torch.where(length > 0, (flat * parent).sum(1) / length, torch.zeros_like(length))
-    measured["velocity_grad_norm"][points] = flat.norm(dim=1).cpu().numpy()
-    measured["share"][points] = share.cpu().numpy()
-    return total
+    measured["velocity_grad_norm"][tile.points] = flat.norm(dim=1).cpu().numpy()
+    measured["share"][tile.points] = share.cpu().numpy()
 
 
 def total_norm(parameters: Iterable[torch.nn.Parameter]) -> torch.Tensor:

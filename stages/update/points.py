@@ -1,4 +1,4 @@
-"""Update points: recorded edges with their advantages, grouped so that every parent is evaluated once.
+"""Update points: recorded edges or re-noised leaves with their advantages; every parent is evaluated once.
 
 A round is a list of optimizer steps; a step is a list of tiles; a tile holds at most `update_batch` parent states and
 all their points of that step. Weights sum to 1 over an optimizer step, so the gradient is Σ wᵢ∇ℓᵢ whatever the tiling.
@@ -6,29 +6,38 @@ all their points of that step. Weights sum to 1 over an optimizer step, so the g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
 
 from stages.core.errors import GateError, GranularError
+from stages.core.noise import normal
 
 if TYPE_CHECKING:
+    from stages.rollout.grid import Grid
     from stages.rollout.store import Rollout
 
-COLUMNS = ("edge", "prompt", "s", "member", "optimizer_step", "a", "kappa", "std", "weight", "advantage")
+COLUMNS = (
+    *("edge", "prompt", "s", "member", "optimizer_step", "sigma", "sigma_next", "a", "kappa", "std"),
+    *("weight", "advantage", "token_row"),
+)
 
 
 @dataclass(frozen=True)
 class UpdatePoints:
-    """The trained transitions of a round, sorted by (optimizer step, parent, edge).
+    """The update points of a round, sorted by (optimizer step, parent, edge).
 
-    table: one row per point: edge, prompt, s, member, optimizer_step, a, kappa, std (of its step), weight (Σ = 1 over
-        the optimizer step), advantage, parent and next (rows of the arrays below).
-    x, v: [Q, *latent] parents' states and the behaviour's velocities there. time: [Q] what the model is told.
-    condition: [Q] position of the parent's prompt among the round's prompts. next_x: [R, *latent] the states drawn.
+    table: one row per point: edge, prompt, s, member, optimizer_step, sigma, sigma_next, a, kappa, std (of its step),
+        weight (Σ = 1 over the optimizer step), advantage, token_row (row of `tokens`, −1 without), parent and next
+        (rows of the arrays below). Of a re-noised leaf, `edge` is the row of the round's renoised table, sigma_next 0
+        and a, kappa, std NaN.
+    x, v: [Q, *latent] parents' states and the behaviour's velocities there (NaN until evaluated, for re-noised leaves).
+    time: [Q] what the model is told. condition: [Q] position of the parent's prompt among the round's prompts.
+    next_x: [R, *latent] the states drawn, or the clean leaves. reference: [Q, *latent] velocities of the run's start.
+    tokens: [M, tokens] weights of token-wise advantages. grid_time: σ → what the model is told, off the grid too.
     """
 
     table: pd.DataFrame
@@ -37,6 +46,9 @@ class UpdatePoints:
     time: np.ndarray
     condition: np.ndarray
     next_x: np.ndarray
+    grid_time: Callable[[float], float]
+    reference: np.ndarray | None = None
+    tokens: np.ndarray | None = None
 
     def steps(self, update_batch: int) -> list[Step]:
         """The optimizer steps in order, each cut into tiles of at most `update_batch` parents."""
@@ -71,41 +83,96 @@ class Step:
     tiles: tuple[Tile, ...]
 
 
-def gather(rollout: Rollout, advantages: pd.DataFrame, sigmas: Sequence[float]) -> UpdatePoints:
-    """Join a round's recorded edges with their advantages and normalise the weights.
+def gather(
+    rollout: Rollout,
+    advantages: pd.DataFrame,
+    grid: Grid,
+    *,
+    tokens: np.ndarray | None = None,
+    zero_groups: Literal["keep", "drop"] = "keep",
+) -> UpdatePoints:
+    """Join a round's trained rows with their advantages and normalise the weights.
 
-    Points whose advantage is 0 stay in the normalisation: a constant group makes the step smaller, not its
-    neighbours' share larger.
+    zero_groups: what points of members whose every advantage is 0 do. `keep`: they stay in the normalisation, so a
+        constant group makes the step smaller, not its neighbours' share larger. `drop`: they leave the update.
 
     Raises:
-        GateError: the rollout's noise levels are not `sigmas`, or something stored is not finite.
-        GranularError: advantages and recorded edges are not the same rows.
+        GateError: the rollout's noise levels are not the grid's, or something stored is not finite.
+        GranularError: advantages and trained rows are not the same.
     """
-    edges = rollout.edges[rollout.edges["recorded"]]
-    _check_grid(rollout, edges, sigmas)
-    if sorted(advantages["edge"]) != sorted(edges["edge"]):
+    _check_sigmas(rollout, grid)
+    rows = rollout.trained
+    if sorted(advantages["edge"]) != sorted(rows["edge"]):
         raise GranularError(
-            f"update: {len(advantages)} advantages for {len(edges)} recorded edges of round "
-            f"{rollout.attrs['spec']['round_']}, or of other edges; make the advantages from this rollout."
+            f"update: {len(advantages)} advantages for {len(rows)} trained rows of round "
+            f"{rollout.attrs['spec']['round_']}, or of other ones; make the advantages from this rollout."
         )
-    table = edges.merge(advantages[["edge", "advantage"]], on="edge", validate="one_to_one")
+    wanted = [name for name in ("edge", "advantage", "token_row") if name in advantages]
+    table = rows.merge(advantages[wanted], on="edge", validate="one_to_one")
+    if "token_row" not in table:
+        table["token_row"] = -1
+    if zero_groups == "drop":
+        table = table[table.groupby(["prompt", "member"])["advantage"].transform(lambda one: (one != 0).any())]
+    points = _renoised(rollout, table, grid) if len(rollout.renoised) else _edges(rollout, table, grid)
+    points = replace(points, tokens=tokens)
+    _check_finite(points)
+    return points
+
+
+def _edges(rollout: Rollout, table: pd.DataFrame, grid: Grid) -> UpdatePoints:
+    """Points at recorded edges: state, velocity and next state are those of the rollout."""
     if (table["history"] >= 0).any() or not (table["std"] > 0).all():
         raise GranularError("update: a recorded edge must be a first-order stochastic step (std > 0).")
-    table["parent"] = _positions(rollout.parent_nodes, table["parent"].to_numpy(), "parent state")
-    table["next"] = _positions(rollout.next_edges, table["edge"].to_numpy(), "next state")
-    table = table.sort_values(["optimizer_step", "parent", "edge"], ignore_index=True)
-    table["weight"] = table["weight"] / table.groupby("optimizer_step")["weight"].transform("sum")
+    sigma = rollout.nodes["sigma"].to_numpy()
+    on_grid = sigma[table["parent"]] == np.asarray(grid.sigmas)[table["s"]]
+    if not on_grid.all():
+        raise GateError("update: the rollout's states and its σ table disagree; sample the round again.")
+    table = table.assign(
+        sigma=sigma[table["parent"]],
+        sigma_next=sigma[table["child"]],
+        parent=_positions(rollout.parent_nodes, table["parent"].to_numpy(), "parent state"),
+        next=_positions(rollout.next_edges, table["edge"].to_numpy(), "next state"),
+    )
     nodes = rollout.nodes.iloc[rollout.parent_nodes]
-    points = UpdatePoints(
-        table=table[[*COLUMNS, "parent", "next"]],
+    return UpdatePoints(
+        table=_sorted(table),
         x=rollout.parent_x,
         v=rollout.parent_v,
         time=nodes["time"].to_numpy(np.float64, copy=True),
         condition=_positions(rollout.prompts, nodes["prompt"].to_numpy(), "prompt"),
         next_x=rollout.next_x,
+        grid_time=grid.time,
     )
-    _check_finite(points)
-    return points
+
+
+def _renoised(rollout: Rollout, table: pd.DataFrame, grid: Grid) -> UpdatePoints:
+    """Points at leaves brought back to a noise level: x = (1 − σ)·x0 + σ·ε, ε named by (prompt, member, s)."""
+    spec = rollout.attrs["spec"]
+    leaf = _positions(rollout.leaf_nodes, table["node"].to_numpy(), "leaf latent")
+    x = np.empty((len(table), *rollout.leaf_x.shape[1:]), np.float32)
+    names = table[["prompt", "member", "s", "sigma"]].itertuples(index=False)
+    for row, (prompt, member, s, sigma) in enumerate(names):
+        noise = normal(
+            x.shape[1:], seed=spec["seed"], round_=spec["round_"], prompt=prompt, purpose="renoise", path=(member, s)
+        )  # fmt: skip
+        x[row] = np.float32(1 - sigma) * rollout.leaf_x[leaf[row]] + np.float32(sigma) * noise
+    nothing = {name: np.nan for name in ("a", "kappa", "std")}
+    return UpdatePoints(
+        table=_sorted(table.assign(sigma_next=0.0, **nothing, parent=np.arange(len(table)), next=leaf)),
+        x=x,
+        v=np.full_like(x, np.nan),
+        time=table["time"].to_numpy(np.float64, copy=True),
+        condition=_positions(rollout.prompts, table["prompt"].to_numpy(), "prompt"),
+        next_x=rollout.leaf_x,
+        grid_time=grid.time,
+    )
+
+
+def _sorted(table: pd.DataFrame) -> pd.DataFrame:
+    """In the order of the update, weights normalised over each optimizer step."""
+    table = table.sort_values(["optimizer_step", "parent", "edge"], ignore_index=True)
+    table["weight"] = table["weight"] / table.groupby("optimizer_step")["weight"].transform("sum")
+    return table[[*COLUMNS, "parent", "next"]]
 
 
 def name_rows(table: pd.DataFrame, limit: int = 5) -> str:
@@ -127,16 +194,13 @@ def _positions(ids: np.ndarray, wanted: np.ndarray, what: str) -> np.ndarray:
     return places
 
 
-def _check_grid(rollout: Rollout, edges: pd.DataFrame, sigmas: Sequence[float]) -> None:
+def _check_sigmas(rollout: Rollout, grid: Grid) -> None:
     stored = [float(sigma) for sigma in rollout.attrs["sigmas"]]
-    if stored != [float(sigma) for sigma in sigmas]:
+    if stored != [float(sigma) for sigma in grid.sigmas]:
         raise GateError(
             f"update: the rollout was sampled at σ = {[round(s, 4) for s in stored]}, this run uses "
-            f"{[round(float(s), 4) for s in sigmas]}; sample the round again."
+            f"{[round(float(s), 4) for s in grid.sigmas]}; sample the round again."
         )
-    used = rollout.nodes["sigma"].to_numpy()[edges["parent"].to_numpy()]
-    if (used != np.asarray(stored)[edges["s"].to_numpy()]).any():
-        raise GateError("update: the rollout's states and its σ table disagree; sample the round again.")
 
 
 def _check_finite(points: UpdatePoints) -> None:
@@ -148,6 +212,8 @@ def _check_finite(points: UpdatePoints) -> None:
         ("advantage", table["advantage"].to_numpy(), np.arange(len(table))),
         ("weight", table["weight"].to_numpy(), np.arange(len(table))),
     ):
+        if name == "stored velocity" and table["std"].isna().any():
+            continue  # re-noised leaves: nothing was stored, it is evaluated before the first step
         good = np.isfinite(array).reshape(len(array), -1).all(1)[rows]
         if not good.all():
             raise GateError(f"update: the {name} is not finite at {name_rows(table[~good])}.")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from stages.core.errors import GranularError
@@ -36,6 +38,7 @@ def run(inputs: Mapping[str, Path], spec: UpdateSpec, resident: Resident, out: P
     from stages.methods import build
     from stages.rollout.grid import make_grid
     from stages.update import state as states
+    from stages.update.frozen import frozen_velocities
     from stages.update.trainer import train
 
     policy = resident.policy(spec.policy, inputs["base"])
@@ -50,8 +53,27 @@ def run(inputs: Mapping[str, Path], spec: UpdateSpec, resident: Resident, out: P
         )
     resident.use(policy, inputs["policy"], "train")
     moments, ema = _memory(resident, policy, inputs["policy"], before)
-    points = gather(rollout, pd.read_parquet(inputs["advantage"] / "advantages.parquet"), make_grid(spec.grid).sigmas)
+    method = build(spec.method)
+    objective = method.objective
+    advantages = pd.read_parquet(inputs["advantage"] / "advantages.parquet")
+    tokens = inputs["advantage"] / "tokens.npy"
+    points = gather(
+        rollout,
+        advantages,
+        make_grid(spec.grid),
+        tokens=np.load(tokens) if tokens.is_file() else None,
+        zero_groups=method.zero_groups,
+    )
     conditions = resident.conditions(policy, inputs["embeddings"], rollout.prompts.tolist())
+    behaviour = None
+    if method.behaviour_decay(before.optimizer_steps) is not None:
+        behaviour = _behaviour(policy, inputs["policy"], before)
+    if objective.fresh:
+        points = replace(points, v=frozen_velocities(policy, points, conditions, spec.sampler.max_batch, behaviour))
+    if objective.needs_reference:
+        start = states.read_tensors(policy.base / "transformer")
+        reference = frozen_velocities(policy, points, conditions, spec.sampler.max_batch, start)
+        points = replace(points, reference=reference)
     parents = sum(step.parents for step in points.steps(spec.update_batch))
     resident.holds(policy, None)  # until the new state has a digest, nobody can name the weights in memory
     with bar(parents, f"round {spec.round_} update", "parents") as progress:
@@ -59,15 +81,20 @@ def run(inputs: Mapping[str, Path], spec: UpdateSpec, resident: Resident, out: P
             policy,
             points,
             conditions,
-            objective=build(spec.method).objective,
+            objective=objective,
             optimizer=spec.optimizer,
             moments=moments,
             update_batch=spec.update_batch,
             max_batch=spec.sampler.max_batch,
+            memory=before.memory["objective"],
             progress=progress.update,
         )
     average(ema, policy.module.state_dict(), spec.ema)
-    numbers = summary(result, spec.round_)
+    frozen = objective.frozen * len(points.x)
+    numbers = summary(result, spec.round_, objective.with_gradient, frozen)
+    steps = before.optimizer_steps + numbers["ledger"]["optimizer_steps"]
+    if behaviour is not None:
+        average(behaviour, policy.module.state_dict(), method.behaviour_decay(steps) or 0.0)
     (out / "policy").mkdir()
     after = states.save(
         policy,
@@ -75,8 +102,10 @@ def run(inputs: Mapping[str, Path], spec: UpdateSpec, resident: Resident, out: P
         ema=ema,
         moments=result.moments,
         round_=spec.round_,
-        steps=before.optimizer_steps + numbers["ledger"]["optimizer_steps"],
+        steps=steps,
         base=base,
+        behaviour=behaviour,
+        memory={"plan": method.remember(before.memory["plan"], advantages), "objective": result.memory},
     )
     result.transitions.to_parquet(out / "transitions.parquet", index=False)
     write_text(out / "update.json", json.dumps(numbers, indent=1) + "\n")
@@ -93,9 +122,10 @@ def average(ema: dict[str, torch.Tensor], weights: Mapping[str, torch.Tensor], d
             ema[name].copy_(tensor)
 
 
-def summary(result: Trained, round_: int) -> dict[str, Any]:
+def summary(result: Trained, round_: int, with_gradient: int = 1, frozen: int = 0) -> dict[str, Any]:
     """`update.json`: totals over the optimizer steps that were taken, the ledger, and one record per step.
 
+    with_gradient: velocity evaluations per parent. frozen: velocities evaluated without gradient.
     loss: mean over steps. ratio_min, ratio_max, grad_norm (before clipping): extremes over steps. param_change:
     ‖θ_after − θ_before‖ over the whole update.
     """
@@ -116,12 +146,30 @@ def summary(result: Trained, round_: int) -> dict[str, Any]:
         "grad_norm": max((step["grad_norm"] for step in taken), default=None),
         "lr": taken[0]["lr"] if taken else None,
     }
-    ledger = {"parents": total["parents"], "points": count, "optimizer_steps": len(taken)}
+    ledger = {
+        "parents": total["parents"],
+        "points": count,
+        "with_gradient": with_gradient * total["parents"],
+        "frozen": frozen,
+        "optimizer_steps": len(taken),
+    }
     return {"round": round_, "total": total, "ledger": ledger, "steps": result.steps}
 
 
 def _key(policy: FluxPolicy, state: PolicyState) -> tuple[Any, ...]:
     return (id(policy), *sorted(state.digests.items()))
+
+
+def _behaviour(policy: FluxPolicy, folder: Path, state: PolicyState) -> dict[str, torch.Tensor]:
+    """The weights that sampled: those of the state where they lag behind the trained ones, else a copy of these."""
+    from stages.update.state import FOLDERS, match, read_tensors
+
+    weights = policy.module.state_dict()
+    if state.sampler == "train":
+        return {name: tensor.detach().clone() for name, tensor in weights.items()}
+    lagging = read_tensors(folder / FOLDERS["behaviour"])
+    match(weights, lagging, str(folder / FOLDERS["behaviour"]))
+    return {name: lagging[name].to(weights[name]) for name in weights}
 
 
 def _memory(

@@ -3,6 +3,7 @@
     policy/state.json                schema, kind, family, base, round, optimizer_steps, digests
     policy/transformer/              train weights: config.json, diffusion_pytorch_model.safetensors (float32)
     policy/ema/                      averaged weights, the same layout
+    policy/behaviour/                weights that sample, the same layout; only where they are not the trained ones
     policy/optimizer.safetensors     AdamW: <parameter>.exp_avg, <parameter>.exp_avg_sq, <parameter>.step
 
 The state a run starts from (round 0) is a state.json alone: its weights are those of the base folder, which is named
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 KIND = "full"
 WEIGHTS = "diffusion_pytorch_model.safetensors"
-FOLDERS = {"train": "transformer", "ema": "ema"}
+Which = Literal["train", "ema", "behaviour"]
+FOLDERS: dict[Which, str] = {"train": "transformer", "ema": "ema", "behaviour": "behaviour"}
 
 # name of a parameter -> {"step", "exp_avg", "exp_avg_sq"}
 Moments = dict[str, dict[str, "torch.Tensor"]]
@@ -42,8 +44,9 @@ class PolicyState:
 
     kind: `full` (all weights of the transformer). family: the policy adapter. base: digest of the base folder.
     round: rounds learned from, 0 for a start. optimizer_steps: AdamW steps taken since the start.
-    digests: content digests of `train`, `ema` and `optimizer`; at the start the weights are the base's, so the first
-        two name the base and the third is empty.
+    digests: content digests of `train`, `ema` and `optimizer`, and of `behaviour` where the sampling weights lag; at
+        the start the weights are the base's, so the first two name the base and the third is empty.
+    memory: what the method remembers: `plan` (`Method.remember`) and `objective` (`Objective.remember`).
     """
 
     schema: int = SCHEMA
@@ -53,6 +56,12 @@ class PolicyState:
     round: int
     optimizer_steps: int
     digests: dict[str, str]
+    memory: dict[str, dict[str, Any]] = field(default_factory=lambda: {"plan": {}, "objective": {}})
+
+    @property
+    def sampler(self) -> Which:
+        """Which weights sample the next round."""
+        return "behaviour" if "behaviour" in self.digests else "train"
 
 
 def read_state(folder: Path, family: str | None = None, base: str | None = None) -> PolicyState:
@@ -101,7 +110,7 @@ def base_digest(policy: FluxPolicy, memory: dict[str, Any]) -> str:
     return known[1]
 
 
-def load_weights(policy: FluxPolicy, folder: Path, which: Literal["train", "ema"]) -> None:
+def load_weights(policy: FluxPolicy, folder: Path, which: Which) -> None:
     """Copy the weights of a state folder (or, for a start, of the base) into `policy.module`, every key matched.
 
     Raises:
@@ -188,16 +197,20 @@ def save(
     round_: int,
     steps: int,
     base: str,
+    behaviour: Mapping[str, torch.Tensor] | None = None,
+    memory: dict[str, dict[str, Any]] | None = None,
 ) -> PolicyState:
     """Write the whole state into the empty folder `out`.
 
-    ema: averaged weights by name. steps: AdamW steps since the start. base: digest of the base folder.
+    ema, behaviour: averaged and sampling weights by name; behaviour is None where the trained weights sample. steps:
+    AdamW steps since the start. base: digest of the base folder. memory: see `PolicyState`.
     """
     from safetensors.torch import save_file
 
     parts = {
         "train": {name: tensor.detach().cpu().contiguous() for name, tensor in policy.module.state_dict().items()},
         "ema": {name: tensor.detach().cpu().contiguous() for name, tensor in ema.items()},
+        **({"behaviour": {k: t.detach().cpu().contiguous() for k, t in behaviour.items()}} if behaviour else {}),
         "optimizer": {
             f"{name}.{part}": tensor.detach().cpu().contiguous()
             for name, parts in moments.items()
@@ -205,6 +218,8 @@ def save(
         },
     }
     for which, folder in FOLDERS.items():
+        if which not in parts:
+            continue
         (out / folder).mkdir()
         _write_json(out / folder / "config.json", model_config(policy.module))
         save_file(parts[which], out / folder / WEIGHTS, metadata={"format": "pt"})
@@ -215,6 +230,7 @@ def save(
         round=round_,
         optimizer_steps=steps,
         digests={which: digest.of_tensors(tensors) for which, tensors in parts.items()},
+        memory=memory or {"plan": {}, "objective": {}},
     )
     _write_json(out / "state.json", asdict(state))
     return state

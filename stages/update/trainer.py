@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from stages.policies.flux import Conditions, FluxPolicy
-    from stages.update.objectives import Objective
+    from stages.update.objective import Memory, Objective
     from stages.update.spec import OptimizerSpec
     from stages.update.state import Moments
 
@@ -27,15 +27,17 @@ class Trained:
     """What an update did.
 
     transitions: one row per point: edge, prompt, s, member, optimizer_step, advantage, log_ratio, ratio, clip_side,
-        weight, velocity_grad_norm ‖∂L/∂v‖, share (of the parent's gradient, ⟨g, Σg⟩/‖Σg‖²; a parent's shares sum to
-        1). Ratios are null where the optimizer step was skipped.
+        path_variance, weight, velocity_grad_norm ‖∂L/∂v‖, share (of the parent's gradient, ⟨g, Σg⟩/‖Σg‖²; a parent's
+        shares sum to 1). Ratios are null where the optimizer step was skipped.
     steps: one record per optimizer step. param_change: ‖θ_end − θ_start‖. moments: AdamW's state afterwards.
+    memory: what the objective remembers.
     """
 
     transitions: pd.DataFrame
     steps: list[dict[str, Any]]
     param_change: float
     moments: Moments
+    memory: dict[str, Any]
 
 
 def train(
@@ -48,14 +50,17 @@ def train(
     moments: Moments,
     update_batch: int,
     max_batch: int,
+    memory: Memory | None = None,
     progress: Callable[[int], Any] | None = None,
 ) -> Trained:
     """Run a round's optimizer steps on `policy.module`, in place.
 
     conditions: one row per prompt of the round. moments: AdamW's state before, empty at the start. max_batch: rows of
-    the sampler's forwards, in whose shape the change is looked for. progress: called with parents done.
+    the sampler's forwards, in whose shape the change is looked for. memory: what the objective remembers of earlier
+    rounds. progress: called with parents done.
 
-    Steps whose advantages are all exactly 0 are skipped (no decay, no moments) and recorded.
+    Steps whose advantages are all exactly 0 are skipped (no decay, no moments) and recorded, unless the objective
+    learns from such points too.
 
     Raises:
         GateError: the first ratio is not 1, a gradient is not finite, no weight changed, or the sampler does not see
@@ -69,17 +74,20 @@ def train(
     measured = {name: np.zeros(len(points.table)) for name in MEASURED}
     records = []
     executed = 0
+    remembered = dict(memory or {})
     try:
         seen = _probe(policy, points, conditions, max_batch)
         for step in points.steps(update_batch):
-            if not points.table["advantage"].to_numpy()[step.points].any():
+            if not (objective.advantage_free or points.table["advantage"].to_numpy()[step.points].any()):
                 measured["log_ratio"][step.points] = measured["ratio"][step.points] = np.nan
                 records.append(_record(points, step, measured, skipped=True))
                 if progress:
                     progress(step.parents)
             else:
-                loss = gradient(policy, points, step, conditions, objective, update_batch, measured, progress)
-                if executed == 0:
+                loss = gradient(
+                    policy, points, step, conditions, objective, update_batch, measured, remembered, progress
+                )
+                if executed == 0 and objective.tolerance is not None:
                     _check_first_ratio(points, step, measured["ratio"], objective.tolerance)
                 norm = total_norm(parameters.values())
                 torch.nn.utils.clip_grads_with_norm_(
@@ -89,6 +97,7 @@ def train(
                 adam.step()
                 numbers = {"loss": loss, "grad_norm": float(norm), "param_change": _distance(parameters, old)}
                 records.append(_record(points, step, measured, lr=optimizer.lr, **numbers))
+                remembered = objective.remember(remembered, _rows(points, measured).iloc[step.points])
                 executed += 1
         change = _distance(parameters, before)
         if executed:
@@ -100,17 +109,14 @@ def train(
         raise
     finally:
         adam.zero_grad(set_to_none=True)
-    kept = ["edge", "prompt", "s", "member", "optimizer_step", "advantage"]
-    transitions = points.table[kept].assign(
-        log_ratio=measured["log_ratio"],
-        ratio=measured["ratio"],
-        clip_side=measured["clip_side"].astype(np.int8),
-        weight=points.table["weight"],
-        velocity_grad_norm=measured["velocity_grad_norm"],
-        share=measured["share"],
-    )
     after = {name: dict(adam.state[parameter]) for name, parameter in parameters.items() if parameter in adam.state}
-    return Trained(transitions, records, change, after)
+    return Trained(_rows(points, measured), records, change, after, remembered)
+
+
+def _rows(points: UpdatePoints, measured: Mapping[str, np.ndarray]) -> pd.DataFrame:
+    """Points and what was measured of them, as `transitions.parquet` holds them."""
+    kept = ["edge", "prompt", "s", "member", "optimizer_step", "advantage", "weight"]
+    return points.table[kept].assign(**{name: measured[name].copy() for name in MEASURED})
 
 
 def make_adamw(parameters: Mapping[str, torch.nn.Parameter], spec: OptimizerSpec, moments: Moments) -> Any:
@@ -183,7 +189,7 @@ def _record(
             "ratio_mean": float(ratio.mean()),
             "ratio_min": float(ratio.min()),
             "ratio_max": float(ratio.max()),
-            "clip_fraction": float((measured["clip_side"][step.points] != 0).mean()),
+            "clip_fraction": float(np.abs(measured["clip_side"][step.points]).mean()),
             **numbers,
         }
     return record

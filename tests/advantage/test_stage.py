@@ -208,7 +208,7 @@ def test_a_trained_step_without_leaves_is_refused(rollout):
 
     cut = replace(rollout, leaves=rollout.leaves[rollout.leaves["member"] > 0].reset_index(drop=True))
     rewards = score(cut).assign(leaf=cut.leaves["leaf"])
-    with pytest.raises(GranularError, match="no leaf measures the step of prompt 7, s 0, member 0"):
+    with pytest.raises(GranularError, match="nothing measures the step of prompt 7, s 0, member 0"):
         make(cut, {"hps": rewards})
 
 

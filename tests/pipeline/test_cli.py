@@ -52,7 +52,7 @@ def test_plan_prints_the_papers_counts(granular: Callable[..., Answer]) -> None:
         line.rsplit(maxsplit=3)[:2] for line in out.splitlines() if line.startswith(("model ev", "gradient ev"))
     )
     assert code == 0
-    assert rows == {"model evaluations": "1,892", "gradient evaluations (update parents)": "8"}
+    assert rows == {"model evaluations": "1,892", "gradient evaluations": "8"}
 
 
 def test_plan_as_json_holds_the_same_and_whole_runs_add_up(granular: Callable[..., Answer]) -> None:

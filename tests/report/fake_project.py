@@ -107,7 +107,8 @@ def write_run(
         "spec": {"seed": 42, "method": {"name": "g2rpo", "granularities": [1, 2]},
                  "rewards": dict.fromkeys(trained, 1.0)},
         "ledger": {"evaluations": total - 3 * (total // 10), "passes": total - 3 * (total // 10), "images": total // 6,
-                   "scores": total // 3, "parents": total // 10, "points": total // 8, "optimizer_steps": 4 * rounds},
+                   "scores": total // 3, "parents": total // 10, "points": total // 8,
+                   "with_gradient": total // 10, "frozen": 0, "optimizer_steps": 4 * rounds},
     }  # fmt: skip
     (folder / "run.json").write_text(json.dumps(info))
     return folder

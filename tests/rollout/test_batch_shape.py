@@ -13,7 +13,9 @@ from stages.policies.flux import FluxPolicy, FluxTextEncoder
 from stages.policies.spec import PolicySpec
 from stages.reward.registry import load
 from stages.reward.spec import ScorerSpec
-from stages.rollout.engine import Forest, Noise, RolloutShard, run_forest
+from stages.rollout.buffers import RolloutShard
+from stages.rollout.engine import run_forest
+from stages.rollout.forest import Forest, Noise
 from stages.rollout.grid import GridSpec, make_grid
 
 pytestmark = pytest.mark.lab

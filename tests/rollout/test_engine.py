@@ -6,7 +6,8 @@ import torch
 
 from stages.core.errors import GateError
 from stages.methods import Plan, build
-from stages.rollout.engine import Forest, Noise, run_forest
+from stages.rollout.engine import run_forest
+from stages.rollout.forest import Forest, Noise
 from stages.rollout.grid import GridSpec, make_grid
 from stages.rollout.kernels import Kernel
 from stages.rollout.tree import Tree

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from stages.core.errors import GateError, GranularError
+from stages.rollout.grid import Grid
 from stages.update.points import gather
 from tests.update.toy import Policy, roll
 
@@ -20,7 +21,7 @@ def flat(rollout, seed: int = 0) -> pd.DataFrame:
 
 
 def points(rollout, advantages=None):
-    return gather(rollout, flat(rollout) if advantages is None else advantages, rollout.attrs["sigmas"])
+    return gather(rollout, flat(rollout) if advantages is None else advantages, Grid(tuple(rollout.attrs["sigmas"])))
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +91,7 @@ def test_another_sigma_table_is_refused(rollout):
     other = [*rollout.attrs["sigmas"]]
     other[1] += 1e-9
     with pytest.raises(GateError, match="the rollout was sampled at"):
-        gather(rollout, flat(rollout), other)
+        gather(rollout, flat(rollout), Grid(tuple(other)))
     drifted = replace(rollout, nodes=rollout.nodes.assign(sigma=rollout.nodes["sigma"] * (1 - 1e-12)))
     with pytest.raises(GateError, match="disagree"):
         points(drifted)

@@ -119,11 +119,14 @@ def test_outputs_are_complete_and_agree_with_each_other(world, four):
         state = states.read_state(folder / "policy", "flux", digest.of_path(world["base"]))
         assert (state.round, state.optimizer_steps) == (round_, 2 * round_)
         numbers = json.loads((folder / "update.json").read_text())
-        assert numbers["ledger"] == {"parents": 4, "points": 12, "optimizer_steps": 2}
+        assert numbers["ledger"] == {
+            "parents": 4, "points": 12, "with_gradient": 4, "frozen": 0, "optimizer_steps": 2,
+        }  # fmt: skip
         table = pd.read_parquet(folder / "transitions.parquet")
         assert list(table) == [
-            *("edge", "prompt", "s", "member", "optimizer_step", "advantage", "log_ratio", "ratio", "clip_side"),
-            *("weight", "velocity_grad_norm", "share"),
+            *("edge", "prompt", "s", "member", "optimizer_step", "advantage", "weight"),
+            *("log_ratio", "ratio", "clip_side", "path_variance"),
+            *("velocity_grad_norm", "share"),
         ]
         assert len(table) == 12
         assert numbers["total"]["ratio_max"] == table["ratio"].max()

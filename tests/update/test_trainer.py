@@ -10,9 +10,10 @@ from torch.distributions import Normal
 from stages.advantage.stage import advantages
 from stages.core.errors import GateError
 from stages.methods import build
+from stages.rollout.grid import Grid
 from stages.update.gradient import MEASURED, gradient
-from stages.update.objectives import PPO
 from stages.update.points import gather
+from stages.update.ppo import PPO
 from stages.update.spec import OptimizerSpec
 from stages.update.trainer import train
 from tests.update.toy import Net, Policy, conditions, roll, score
@@ -36,7 +37,7 @@ def sampled(method: dict, group: int = 4, **options):
         rollout, {"a": score(rollout), "b": score(rollout, 1)}, {"a": 1, "b": 1}, build(method).credit
     )
     policy.calls.clear()
-    return policy, gather(rollout, table, rollout.attrs["sigmas"])
+    return policy, gather(rollout, table, Grid(tuple(rollout.attrs["sigmas"])))
 
 
 def update(policy, points, method=G2RPO, update_batch: int = 5, **options):

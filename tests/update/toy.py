@@ -11,7 +11,8 @@ import torch
 
 from stages.core.noise import generator
 from stages.methods import Plan, build
-from stages.rollout.engine import Forest, Noise, run_forest
+from stages.rollout.engine import run_forest
+from stages.rollout.forest import Forest, Noise
 from stages.rollout.grid import GridSpec, make_grid
 from stages.rollout.store import Rollout
 
@@ -89,14 +90,16 @@ def roll(
 
     forest = Forest.of(trees, prompts)
     shard = run_forest(forest, velocity=velocity, noise=Noise(1, round_, SHAPE), max_batch=max_batch)
-    edges, leaves = pd.DataFrame(forest.edges), pd.DataFrame(forest.leaves)
-    edges.insert(0, "edge", np.arange(len(edges)))
-    leaves.insert(0, "leaf", np.arange(len(leaves)))
+    edges, leaves, renoised = (pd.DataFrame(one) for one in (forest.edges, forest.leaves, forest.renoised))
+    for name, table in (("edge", edges), ("leaf", leaves), ("edge", renoised)):
+        table.insert(0, name, np.arange(len(table)))
+    edges.loc[shard.next_edges, "log_prob"] = shard.next_log_prob
     return Rollout(
         prompts=np.asarray(prompts, np.int64),
         nodes=pd.DataFrame(forest.nodes),
         edges=edges,
         leaves=leaves,
+        renoised=renoised,
         parent_nodes=shard.parent_nodes,
         parent_x=shard.parent_x,
         parent_v=shard.parent_v,
@@ -104,7 +107,7 @@ def roll(
         next_x=shard.next_x,
         leaf_nodes=shard.leaf_nodes,
         leaf_x=shard.leaf_x,
-        attrs={"spec": {"round_": round_}, "sigmas": list(grid.sigmas)},
+        attrs={"spec": {"seed": 1, "round_": round_}, "sigmas": list(grid.sigmas)},
     )
 
 

@@ -1,0 +1,49 @@
+"""Velocities that an update reads and does not train: those of the run's start, or of the behaviour again.
+
+The weights in the module are exchanged for a moment and put back bit for bit, so no second model is held in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stages.update.gradient import inputs
+
+if TYPE_CHECKING:
+    import torch
+
+    from stages.policies.flux import Conditions, FluxPolicy
+    from stages.update.points import UpdatePoints
+
+
+def frozen_velocities(
+    policy: FluxPolicy,
+    points: UpdatePoints,
+    conditions: Conditions,
+    max_batch: int,
+    weights: Mapping[str, torch.Tensor] | None,
+) -> np.ndarray:
+    """v(x) of all parents under `weights` (None: those in the module), float32 [Q, *latent], without gradient.
+
+    Evaluated as the sampler evaluates: in batches of exactly `max_batch` rows.
+    """
+    import torch
+
+    module = policy.module
+    own = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()} if weights else None
+    v = np.empty(points.x.shape, np.float32)
+    try:
+        if weights:
+            module.load_state_dict(dict(weights), strict=True)
+        with torch.no_grad():
+            for start in range(0, len(points.x), max_batch):
+                rows = np.arange(start, min(start + max_batch, len(points.x)))
+                x, time, index = inputs(policy, points, rows, max_batch)
+                v[rows] = policy.velocity(x, time, conditions.rows(index))[: len(rows)].float().cpu().numpy()
+    finally:
+        if own:
+            module.load_state_dict(own, strict=True)
+    return v
