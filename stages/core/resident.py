@@ -95,10 +95,9 @@ class Resident:
         return self._rollout[2]
 
     def images(self, policy: FluxPolicy, rollout: Path, leaf_x: np.ndarray) -> np.ndarray:
-        """The decoded leaves of a rollout, uint8 [M, H, W, 3]; scorers of one round share the decoding."""
+        """The decoded leaves of a rollout, float32 [M, H, W, 3] in [0, 1]; scorers of one round share the decoding."""
         key = str(rollout.resolve())
         if key not in self._images:
+            self._images.clear()  # one round at a time, also while the next one is decoded
             self._images[key] = policy.decode(leaf_x)
-            while len(self._images) > 1:
-                self._images.popitem(last=False)
         return self._images[key]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stages.core.errors import GranularError
+from stages.core.images import to_uint8
 from stages.core.noise import normal
 from stages.core.spec import read_json
 from stages.core.types import Ledger, Reward
@@ -139,7 +140,8 @@ def score(
 ) -> tuple[pd.DataFrame, dict[str, dict[str, Any]]]:
     """All rewards as one table, and what is said of each scorer in the summary.
 
-    images: uint8 [prompts · noises, H, W, 3], noises of a prompt beside each other. table: its prompts' rows.
+    images: float32 [prompts · noises, H, W, 3] in [0, 1], noises of a prompt beside each other. table: its prompts'
+    rows.
     """
     import pandas as pd
 
@@ -185,10 +187,10 @@ def spread(count: int, wanted: int) -> list[int]:
 
 
 def write_pictures(out: Path, images: np.ndarray, spec: EvaluateSpec, texts: Sequence[str]) -> None:
-    """`images.npz` and `grid.png` of the kept prompts; images: uint8 [prompts, noises, H, W, 3]."""
+    """`images.npz` and `grid.png` of the kept prompts; images: float32 [prompts, noises, H, W, 3] in [0, 1]."""
     kept = spread(len(images), spec.images)
     noises = min(spec.noises, KEPT_NOISES)
-    pictures = images[kept][:, :noises]
+    pictures = to_uint8(images[kept][:, :noises])
     np.savez_compressed(
         out / "images.npz",
         prompt=np.asarray([spec.prompts[i] for i in kept], np.int64),

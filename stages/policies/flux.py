@@ -99,13 +99,13 @@ class FluxPolicy:
 
     @torch.no_grad()
     def decode(self, x: np.ndarray) -> np.ndarray:
-        """Clean latents [N, tokens, channels] → images uint8 [N, H, W, 3], rounded as the diffusers pipeline does.
+        """Clean latents [N, tokens, channels] → images float32 [N, H, W, 3], clamped to [0, 1] and not rounded.
 
         Raises:
-            GateError: a decoded image is not finite (rounding to uint8 would hide it).
+            GateError: a decoded image is not finite (clamping would hide some of it).
         """
         batch = max(1, min(64, DECODE_PIXELS // (self.spec.height * self.spec.width)))
-        images = np.empty((len(x), self.spec.height, self.spec.width, 3), np.uint8)
+        images = np.empty((len(x), self.spec.height, self.spec.width, 3), np.float32)
         for start in range(0, len(x), batch):
             rows = torch.from_numpy(np.ascontiguousarray(x[start : start + batch]))
             count = len(rows)
@@ -122,7 +122,7 @@ class FluxPolicy:
                     f"{', '.join(map(str, rows))} of {len(x)}; the latents or the autoencoder's weights are wrong."
                 )
             pixels = (decoded.float() / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
-            images[start : start + count] = (pixels.cpu().numpy() * 255).round().astype(np.uint8)
+            images[start : start + count] = pixels.cpu().numpy()
         return images
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from stages.core.errors import GateError, GranularError
+from stages.core.images import from_uint8
 from stages.core.spec import read_json
 from stages.core.types import Reward
 
@@ -28,7 +29,11 @@ class Scorer(Protocol):
     batch: int
 
     def score(self, *, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[dict[str, Any]]) -> list[Reward]:
-        """One reward per image. images: uint8 [N, H, W, 3]; prompts, metadata: each image's own, [N]."""
+        """One reward per image.
+
+        images: float32 [N, H, W, 3] in [0, 1]; a scorer whose reference works on 8-bit pictures rounds them itself.
+        prompts, metadata: each image's own, [N].
+        """
         ...
 
     def prepare(self, prompts: Sequence[str]) -> None:
@@ -45,9 +50,12 @@ class Scorer(Protocol):
 
 
 def require_aligned(images: np.ndarray, prompts: Sequence[str], metadata: Sequence[dict[str, Any]]) -> None:
-    """Refuse anything but uint8 images [N, H, W, 3] with one prompt and one metadata each."""
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3:
-        raise ValueError(f"images must be uint8 [N, H, W, 3], got {images.dtype} {list(images.shape)}")
+    """Refuse anything but float32 images [N, H, W, 3] in [0, 1] with one prompt and one metadata each."""
+    if images.dtype != np.float32 or images.ndim != 4 or images.shape[-1] != 3:
+        raise ValueError(f"images must be float32 [N, H, W, 3], got {images.dtype} {list(images.shape)}")
+    # Written so that NaN is refused too.
+    if images.size and not (images.min() >= 0 and images.max() <= 1):
+        raise ValueError(f"pixels must lie in [0, 1], got {images.min():g} to {images.max():g}")
     if not len(images) == len(prompts) == len(metadata):
         raise ValueError(f"{len(images)} images with {len(prompts)} prompts and {len(metadata)} metadata")
 
@@ -84,6 +92,6 @@ def _read_image(path: Path) -> np.ndarray:
 
     try:
         with Image.open(path) as image:
-            return np.asarray(image.convert("RGB"))
+            return from_uint8(np.asarray(image.convert("RGB")))
     except OSError as error:
         raise GranularError(f"{path}: cannot read the golden image ({error}).") from None

@@ -5,7 +5,8 @@
 The folder is what open_clip writes for a hub: `open_clip_config.json` (`model_cfg`, `preprocess_cfg`), the weights,
 and the files of a Hugging Face tokenizer where `text_cfg.hf_tokenizer_name` asks for one. Nothing is downloaded, and
 the weights must fit exactly. Preprocessing is open_clip's own (shortest side, centre crop, bicubic with antialias) on
-batched uint8 tensors: within two grey levels of what PIL computes, and equal to it in nearly all pixels.
+batched tensors. Where it has to resize, images are rounded to the 8 bits that PIL works on: within two grey levels of
+what PIL computes, and equal to it in nearly all pixels. Images of the model's own size are not rounded.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "sp
 # Text features kept between calls (a prompt comes back for every member, step and epoch); 4 KiB each for ViT-H.
 _REMEMBERED_TEXTS = 16384
 
-# images uint8 [B, H, W, 3] -> model input float32 [B, 3, S, S]
+# images float32 [B, H, W, 3] in [0, 1] -> model input float32 [B, 3, S, S]
 Preprocess = Callable[["torch.Tensor"], "torch.Tensor"]
 
 
@@ -112,7 +113,7 @@ class ClipScorer:
             rewards: list[Reward] = []
             for start in range(0, len(images), self.batch):
                 rows = images[start : start + self.batch]
-                padded = np.zeros((self.batch, *images.shape[1:]), np.uint8)
+                padded = np.zeros((self.batch, *images.shape[1:]), np.float32)
                 padded[: len(rows)] = rows
                 pixels = self.preprocess(torch.from_numpy(padded).to(self.device))
                 image = _unit(self.model.encode_image(pixels))
@@ -268,11 +269,12 @@ def image_size(model: torch.nn.Module, where: Path) -> int:
 
 
 def open_clip_preprocess(overrides: Mapping[str, Any], size: int, where: Path) -> Preprocess:
-    """open_clip's evaluation transform for batched uint8 tensors, from a config's `preprocess_cfg`.
+    """open_clip's evaluation transform for batches, from a config's `preprocess_cfg`.
 
     shortest: the shortest side becomes `size`, the centre is cut out. squash: both sides become `size`. longest: the
     longest side becomes `size`, the rest is filled with `fill_color`.
     """
+    import torch
     from open_clip.transform import PreprocessCfg, center_crop_or_pad, merge_preprocess_dict
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms import functional as F
@@ -287,11 +289,15 @@ def open_clip_preprocess(overrides: Mapping[str, Any], size: int, where: Path) -
     mode = InterpolationMode(cfg.interpolation)
 
     def resize(x: torch.Tensor, height: int, width: int) -> torch.Tensor:
+        before = x.shape[-2:]
+        if before == (height, width):
+            return x
         # PIL resizes one side at a time (width first, unless only the height shrinks) and rounds to uint8 after each;
         # resizing both at once would be up to six grey levels off.
-        before = x.shape[-2:]
+        x = (x * 255).round().to(torch.uint8)
         first = [height, before[1]] if height < before[0] and width > before[1] else [before[0], width]
-        return F.resize(F.resize(x, first, mode, antialias=True), [height, width], mode, antialias=True)
+        x = F.resize(F.resize(x, first, mode, antialias=True), [height, width], mode, antialias=True)
+        return x.float() / 255
 
     def preprocess(images: torch.Tensor) -> torch.Tensor:
         x = images.permute(0, 3, 1, 2).contiguous()
@@ -304,7 +310,7 @@ def open_clip_preprocess(overrides: Mapping[str, Any], size: int, where: Path) -
         else:
             ratio = max(height, width) / size
             x = resize(x, round(height / ratio), round(width / ratio))
-            x = center_crop_or_pad(x, [size, size], fill=cfg.fill_color)
-        return F.normalize(x.float() / 255, list(cfg.mean), list(cfg.std))
+            x = center_crop_or_pad(x, [size, size], fill=cfg.fill_color / 255)
+        return F.normalize(x, list(cfg.mean), list(cfg.std))
 
     return preprocess

@@ -4,10 +4,11 @@ The path is HPSv2's checkpoint (`HPS_v2.1_compressed.pt`: {"epoch", "state_dict"
 file. The architecture is open_clip's `ViT-H-14` unless an `open_clip_config.json` lies beside the checkpoint; state
 dicts of HPSv2's own code and of open_clip have the same keys and shapes, so the `hpsv2` package is not needed.
 
-The preprocessing is HPSv2's, and is what sets it apart from CLIP: float pixels in [0, 1], longest side to the input
-size (bicubic), black around it (half of it, rounded down, at the left and top), then OpenAI CLIP's mean and std. The
-resize is antialiased, as in torchvision since 0.17; HPSv2 scores published with older versions used none. They were
-also computed under CUDA autocast; here everything is float32.
+The preprocessing is HPSv2's, and is what sets it apart from CLIP: float pixels in [0, 1] of an 8-bit picture, longest
+side to the input size (bicubic), black around it (half of it, rounded down, at the left and top), then OpenAI CLIP's
+mean and std. Images that need no resizing are not rounded to 8 bits either. The resize is antialiased, as in
+torchvision since 0.17; HPSv2 scores published with older versions used none. They were also computed under CUDA
+autocast; here everything is float32.
 """
 
 from __future__ import annotations
@@ -60,17 +61,18 @@ def load_hpsv2(path: Path, batch: int, device: str) -> ClipScorer:
 
 
 def hps_preprocess(size: int) -> Preprocess:
-    """HPSv2's transform for batched uint8 tensors."""
+    """HPSv2's transform for batches."""
     from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms import functional as F
 
     def preprocess(images: torch.Tensor) -> torch.Tensor:
-        x = images.permute(0, 3, 1, 2).contiguous().float() / 255
+        x = images.permute(0, 3, 1, 2).contiguous()
         height, width = x.shape[-2:]
         scale = size / max(height, width)
         inner = [round(height * scale), round(width * scale)]
-        x = F.resize(x, inner, InterpolationMode.BICUBIC, antialias=True)
+        if inner != [height, width]:
+            x = F.resize((x * 255).round() / 255, inner, InterpolationMode.BICUBIC, antialias=True)
         top, left = (size - inner[0]) // 2, (size - inner[1]) // 2
         x = F.pad(x, [left, top, size - inner[1] - left, size - inner[0] - top], fill=0)
         return F.normalize(x, list(OPENAI_DATASET_MEAN), list(OPENAI_DATASET_STD))

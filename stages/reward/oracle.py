@@ -1,4 +1,4 @@
-"""Scorer `lab_oracle`: the embedded world's ground truth.
+"""Scorer `lab_oracle`: the embedded world's ground truth, of 8-bit pictures: it judges what a person would see.
 
 Value: graded score in [0, 1]. Sub-score `correct`: 0 or 1.
 """
@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from stages.core.code import code_digest
+from stages.core.images import to_uint8
 from stages.core.types import Reward
 from stages.reward.base import require_aligned
 
@@ -43,7 +44,7 @@ class OracleScorer:
             images
         )
         known = [row for row, wanted in enumerate(metadata) if "include" in wanted]
-        verdicts = judge(images[known], [metadata[row] for row in known]) if known else []
+        verdicts = judge(to_uint8(images[known]), [metadata[row] for row in known]) if known else []
         for row, verdict in zip(known, verdicts):
             rewards[row] = Reward(
                 float(verdict.score), reason=verdict.reason, parts=(("correct", float(verdict.correct)),)

@@ -21,7 +21,7 @@ def score_images(
     *,
     label: str,
 ) -> list[Reward]:
-    """One reward per image, [N], for images uint8 [N, H, W, 3] with their own prompts and metadata.
+    """One reward per image, [N], for images float32 [N, H, W, 3] in [0, 1] with their own prompts and metadata.
 
     A batch that raises is scored again one image at a time, once, so that one bad image costs one row: whatever
     raises alone is a failed reward with the error as its reason.

@@ -98,7 +98,8 @@ def summarise(
     ok = np.array([reward.status == "ok" for reward in rewards], bool)
     values = np.array([reward.value for reward in rewards if reward.status == "ok"], np.float64)
     scored = leaves.loc[leaves["status"] == "ok", "value"].to_numpy()
-    differ = bool((images[ok] != images[ok][:1]).any())
+    shown = np.flatnonzero(ok)
+    differ = any(not np.array_equal(images[row], images[shown[0]]) for row in shown[1:])
     return {
         "scorer": name,
         "images": len(rewards),

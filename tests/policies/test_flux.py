@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from stages.core.errors import GateError, GranularError
+from stages.core.images import to_uint8
 from stages.policies.flux import FluxPolicy, FluxTextEncoder, load_pipeline
 from stages.policies.spec import PolicySpec
 
@@ -51,7 +52,10 @@ def test_decoding_equals_the_pipelines_images(policy):
     with torch.no_grad():
         decoded = pipe.vae.decode(z + pipe.vae.config.shift_factor, return_dict=False)[0]
     theirs = pipe.image_processor.postprocess(decoded, output_type="pil")
-    assert np.array_equal(policy.decode(x.numpy()), np.stack([np.asarray(image) for image in theirs]))
+    ours = policy.decode(x.numpy())
+    assert ours.dtype == np.float32 and ours.min() >= 0 and ours.max() <= 1
+    assert np.array_equal(to_uint8(ours), np.stack([np.asarray(image) for image in theirs]))
+    assert (to_uint8(ours) / 255 != ours).any()
 
 
 def test_padding_never_changes_a_row(policy, embeddings):
@@ -103,5 +107,5 @@ def test_large_images_are_decoded_a_few_at_a_time(policy, monkeypatch):
     whole, sizes, decode = policy.decode(x), [], policy.vae.decode
     monkeypatch.setattr(flux, "DECODE_PIXELS", 2 * 32 * 32)
     monkeypatch.setattr(policy.vae, "decode", lambda z, **options: (sizes.append(len(z)), decode(z, **options))[1])
-    assert np.abs(policy.decode(x).astype(int) - whole).max() <= 1
+    assert np.abs(policy.decode(x) - whole).max() < 1e-5
     assert sizes == [2, 2, 2]

@@ -13,6 +13,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as F
 
 from stages.core.errors import GateError, GranularError
+from stages.core.images import from_uint8, to_uint8
 from stages.lab import scorers as lab
 from stages.reward.clip import open_clip_preprocess
 from stages.reward.hps import hps_preprocess
@@ -20,7 +21,8 @@ from stages.reward.registry import load
 from stages.reward.spec import ScorerSpec
 
 RNG = np.random.default_rng(0)
-IMAGES = RNG.integers(0, 256, (11, 32, 32, 3)).astype(np.uint8)
+PICTURES = RNG.integers(0, 256, (11, 32, 32, 3)).astype(np.uint8)
+IMAGES = from_uint8(PICTURES)
 TEXTS = [
     f"a photo of a {color} {shape}" for color in ("red", "blue", "green", "pink") for shape in ("circle", "square")
 ]
@@ -32,7 +34,7 @@ KINDS = {"clip": "open_clip", "hps": "hpsv2"}
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("scorers")
     for name in KINDS:
-        golden = [(IMAGES[0], TEXTS[0]), (IMAGES[1], TEXTS[1])]
+        golden = [(PICTURES[0], TEXTS[0]), (PICTURES[1], TEXTS[1])]
         lab.save(lab.build(name, seed=1).eval(), name, root / name, golden, steps=7)
     return root
 
@@ -52,7 +54,7 @@ def values(scorer, images, texts):
 def test_score_is_the_raw_cosine_of_open_clip(folders, name):
     model = lab.build(name, seed=1).eval()
     expected = []
-    for image, ids in zip(IMAGES, lab.token_ids(TEXTS)):
+    for image, ids in zip(PICTURES, lab.token_ids(TEXTS)):
         with torch.no_grad():
             pair = model.encode_image(lab.preprocess(image[None])), model.encode_text(ids[None])
         expected.append(torch.nn.functional.cosine_similarity(*pair).item())
@@ -81,8 +83,15 @@ def test_permuting_inputs_permutes_outputs(folders, name):
 def test_mismatched_inputs_are_refused(folders):
     with pytest.raises(ValueError, match="11 images with 10 prompts"):
         scorer(folders, "clip").score(images=IMAGES, prompts=TEXTS[:10], metadata=[{}] * 11)
-    with pytest.raises(ValueError, match="uint8"):
-        scorer(folders, "clip").score(images=IMAGES / 255, prompts=TEXTS, metadata=[{}] * 11)
+    for images, message in (
+        (PICTURES, "float32 .* got uint8"),
+        (IMAGES.astype(np.float64), "float32 .* got float64"),
+        (IMAGES[..., 0], r"\[N, H, W, 3\]"),
+        (IMAGES * 2, r"in \[0, 1\], got 0 to 2"),
+        (np.where(IMAGES > 0.5, np.float32("nan"), IMAGES), r"in \[0, 1\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            scorer(folders, "clip").score(images=images, prompts=TEXTS, metadata=[{}] * 11)
 
 
 def test_no_images_no_rewards(folders):
@@ -127,7 +136,7 @@ def test_preprocessing_equals_open_clips_own_on_pil_images(height, width, mode):
     cfg = PreprocessCfg(size=224, resize_mode=mode, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25))
     expected = image_transform_v2(cfg, is_train=False)(Image.fromarray(image))
     overrides = {"resize_mode": mode, "mean": cfg.mean, "std": cfg.std}
-    found = open_clip_preprocess(overrides, 224, where=None)(torch.from_numpy(image[None]))[0]
+    found = open_clip_preprocess(overrides, 224, where=None)(torch.from_numpy(from_uint8(image)[None]))[0]
     # PIL resizes in fixed point, which now and then rounds the other way.
     assert found.shape == expected.shape
     levels = (found - expected).abs() * 255 * torch.tensor(cfg.std)[:, None, None]
@@ -137,8 +146,18 @@ def test_preprocessing_equals_open_clips_own_on_pil_images(height, width, mode):
 @pytest.mark.parametrize(("height", "width"), SIZES)
 def test_hps_preprocessing_equals_its_published_transform(height, width):
     image = smooth(height, width)
-    found = hps_preprocess(224)(torch.from_numpy(image[None]))[0]
+    found = hps_preprocess(224)(torch.from_numpy(from_uint8(image)[None]))[0]
     assert torch.equal(found, published_hps_transform(Image.fromarray(image), 224))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_only_images_that_must_be_resized_are_rounded_to_8_bits(folders, name):
+    """A change of a tenth of a grey level moves a score at the model's own size, and is rounded away elsewhere."""
+    made, nudged = scorer(folders, name), np.where(IMAGES < 1, IMAGES + np.float32(0.1 / 255), IMAGES)
+    assert (to_uint8(nudged) == PICTURES).all()
+    assert (values(made, nudged, TEXTS) != values(made, IMAGES, TEXTS)).all()
+    large, nudged = (one.repeat(2, axis=1).repeat(2, axis=2) for one in (IMAGES, nudged))
+    np.testing.assert_array_equal(values(made, nudged, TEXTS), values(made, large, TEXTS))
 
 
 def published_hps_transform(image, size):
@@ -273,7 +292,7 @@ def test_a_model_without_named_tokenizer_uses_clips_vocabulary(tmp_path):
     text = 'Ein "Hündchen" 🐶 on the grass'
     with torch.no_grad():
         tokens = get_tokenizer("ViT-B-32")([text])
-        pair = model.encode_image(lab.preprocess(IMAGES[:1])), model.encode_text(tokens)
+        pair = model.encode_image(lab.preprocess(PICTURES[:1])), model.encode_text(tokens)
     found = values(reload("hps", tmp_path), IMAGES[:1], [text])
     np.testing.assert_allclose(found, torch.nn.functional.cosine_similarity(*pair).numpy(), atol=1e-6)
 

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from stages.core.errors import GranularError
+from stages.core.images import from_uint8
 from stages.core.spec import build
 from stages.core.types import Reward
 from stages.reward.registry import LOADERS, load
@@ -17,12 +18,12 @@ from stages.reward.stage import prompt_of_nodes, reward_table, run, summarise
 
 
 class MeanScorer:
-    """The mean pixel plus the prompt's length; raises on images whose first pixel is 255."""
+    """The mean pixel plus the prompt's length; raises on images whose first pixel is white."""
 
     kind = "pointwise"
     batch = 4
 
-    def __init__(self, poison=255):
+    def __init__(self, poison=1):
         self.poison = poison
         self.calls: list[int] = []
 
@@ -42,13 +43,13 @@ class MeanScorer:
         return {"kind": "mean"}
 
 
-IMAGES = np.arange(10, dtype=np.uint8)[:, None, None, None] + np.zeros((1, 2, 2, 3), np.uint8)
+IMAGES = np.arange(10, dtype=np.float32)[:, None, None, None] / 16 + np.zeros((1, 2, 2, 3), np.float32)
 PROMPTS = [f"p{i % 3}" for i in range(10)]
 
 
 def test_one_bad_image_costs_one_row():
     images = IMAGES.copy()
-    images[5] = 255
+    images[5] = 1
     scorer = MeanScorer()
     rewards = score_images(scorer, images, PROMPTS, [{}] * 10, label="test")
     assert [reward.status for reward in rewards] == ["ok"] * 5 + ["failed"] + ["ok"] * 4
@@ -169,14 +170,14 @@ def test_the_oracle_scores_what_it_was_asked_for_and_fails_on_other_prompts():
     oracle = load("oracle", ScorerSpec(kind="lab_oracle"), None, "cpu")
     wanted = [prompt.metadata for prompt in prompts]
     wanted[2] = {}
-    rewards = oracle.score(images=images, prompts=["" for _ in prompts], metadata=wanted)
+    rewards = oracle.score(images=from_uint8(images), prompts=["" for _ in prompts], metadata=wanted)
     for row, reward in enumerate(rewards):
         if row == 2:
             assert reward.status == "failed" and "no 'include'" in reward.reason
         else:
             assert reward.value > 0.5 and dict(reward.parts) == {"correct": 1.0}
     order = [3, 0, 2, 1]
-    again = oracle.score(images=images[order], prompts=[""] * 4, metadata=[wanted[i] for i in order])
+    again = oracle.score(images=from_uint8(images[order]), prompts=[""] * 4, metadata=[wanted[i] for i in order])
     assert again == [rewards[i] for i in order]
 
 
@@ -206,7 +207,7 @@ def test_the_stage_scores_each_image_with_its_own_prompt(tmp_path):
     out.mkdir()
     run(inputs, spec, resident, out)
     table = pd.read_parquet(out / "rewards.parquet")
-    assert table["value"].tolist() == [0 + 3, 1 + 1, 1 + 1, 2 + 3]
+    assert table["value"].tolist() == [0 + 3, 1 / 16 + 1, 1 / 16 + 1, 2 / 16 + 3]
     assert scorer.calls == [3]
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["images"], summary["leaves"], summary["failed"]) == (3, 4, 0)

@@ -68,15 +68,10 @@ def test_latents_agree_to_rounding(max_batch):
 SCORERS = [("clip", "open_clip"), ("hps", "hpsv2")]
 
 
-@pytest.mark.parametrize("scorer, kind", SCORERS)
-def test_a_small_batch_moves_a_reward_only_where_a_pixel_rounds_the_other_way(scorer, kind):
-    """Images are 8-bit: a latent that differs in its last bits flips a pixel in a few images of a hundred."""
-    away = np.abs(rewards(8, scorer, kind) - rewards(64, scorer, kind))
-    assert away.max() < 1e-4
-    assert (away > 1e-5).mean() < 0.1
-
-
-@pytest.mark.parametrize("max_batch", [24, 32, 128])
+@pytest.mark.parametrize("max_batch", [8, 24, 32, 128])
 @pytest.mark.parametrize("scorer, kind", SCORERS)
 def test_rewards_agree_to_a_hundred_thousandth(max_batch, scorer, kind):
-    np.testing.assert_allclose(rewards(max_batch, scorer, kind), rewards(64, scorer, kind), atol=1e-5)
+    """Nothing between latents and rewards is rounded, so the last bits of a latent stay last bits."""
+    away = np.abs(rewards(max_batch, scorer, kind) - rewards(64, scorer, kind)).max()
+    print(f"batches of {max_batch} and 64, {scorer}: rewards at most {away:.1e} apart")
+    assert away < 1e-5
