@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.params import BASE, EMBEDDINGS, PROMPTS, Params, require_weights
+from pipeline.params import EMBEDDINGS, PROMPTS, Params, require_weights
 from pipeline.plan import read_split
+from pipeline.run_sections import BASE
 from stages.core.errors import GranularError, nearest
 from stages.core.publish import scratch_beside
 from stages.core.resident import Resident
@@ -18,6 +19,13 @@ from stages.evaluate.spec import EvaluateSpec
 from stages.rollout.grid import GridSpec
 
 RUNS, EVALUATIONS = Path("data/runs"), Path("data/evaluations")
+# Runs of the study lie apart: they are no part of the graph that `dvc repro` knows.
+STUDY = Path("data/study")
+
+
+def delivered_to(params: Params, run: str) -> Path:
+    """The folder of results that a run of the file belongs to."""
+    return STUDY / "runs" if run in params.study else RUNS
 
 
 def finished_runs(runs: Path = RUNS) -> list[str]:
@@ -27,19 +35,21 @@ def finished_runs(runs: Path = RUNS) -> list[str]:
     return sorted(name for name in names if not name.startswith("."))
 
 
-def evaluate(params: Params, name: str, resident: Resident, evaluations: Path = EVALUATIONS) -> Path:
-    """Evaluate one policy; returns the folder.
+def evaluate(params: Params, name: str, resident: Resident, evaluations: Path | None = None) -> Path:
+    """Evaluate one policy; returns the folder, which lies in `evaluations` (by default where the run belongs).
 
     Raises:
         GranularError: no such policy, weights that are not there, or more prompts than the split has.
     """
     require_weights(params.policy, params.scorers)
     inputs = {"base": Path(params.policy.base), "prompts": PROMPTS, "embeddings": EMBEDDINGS}
+    runs = delivered_to(params, name)
+    evaluations = evaluations or (EVALUATIONS if runs == RUNS else runs.parent / "evaluations")
     if name != BASE:
-        known = finished_runs()
+        known = finished_runs(runs)
         if name not in known:
             raise GranularError(f"{name}: no finished run of that name; {nearest(name, [BASE, *known])}")
-        inputs["policy"] = RUNS / name / "policy"
+        inputs["policy"] = runs / name / "policy"
     inputs |= {f"scorer.{one}": Path(spec.path) for one, spec in params.scorers.items() if spec.path}
     with scratch_beside(evaluations / name) as out:
         stage.run(inputs, evaluation_spec(params, name), resident, out)

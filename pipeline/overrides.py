@@ -30,12 +30,35 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def known_run(raw: Mapping[str, Any], run: str) -> None:
-    """Refuse a run that the file does not have."""
-    runs = raw.get("runs")
-    names = [str(name) for name in runs] if isinstance(runs, Mapping) else []
-    if run not in names:
-        raise GranularError(f"{run}: no such run in params.yaml; {nearest(run, names)}")
+# Where the file defines runs: those of the graph, published settings to start from, and those of the study.
+PLACES: tuple[tuple[str, ...], ...] = (("runs",), ("presets",), ("study", "runs"))
+
+
+def runs_at(raw: Mapping[str, Any], place: Sequence[str]) -> dict[str, Any]:
+    """The runs a place of the file defines: name → section as written."""
+    section: Any = raw
+    for depth, key in enumerate(place, start=1):
+        section = section.get(key)
+        if section is None:
+            return {}
+        if not isinstance(section, Mapping):
+            raise GranularError(f"{'.'.join(place[:depth])}: expected a section of keys, got {section!r}.")
+    return {str(name): values for name, values in section.items()}
+
+
+def place_of(raw: Mapping[str, Any], run: str) -> tuple[str, ...]:
+    """The keys that lead to a run.
+
+    Raises:
+        GranularError: the file has no such run.
+    """
+    names = []
+    for place in PLACES:
+        here = runs_at(raw, place)
+        if run in here:
+            return (*place, run)
+        names += here
+    raise GranularError(f"{run}: no such run in params.yaml; {nearest(run, names)}")
 
 
 def override(raw: dict[str, Any], text: str, run: str | None, sections: Sequence[str], of_run: Collection[str]) -> None:
@@ -52,14 +75,14 @@ def override(raw: dict[str, Any], text: str, run: str | None, sections: Sequence
     if keys[0] in of_run:
         if run is None:
             raise GranularError(f"--set {text}: '{key}' is a key of a run; write align.{key} or runs.NAME.{key}.")
-        keys = ["runs", run, *keys]
+        keys = [*place_of(raw, run), *keys]
     elif keys[0] not in sections:
         hint = nearest(keys[0], {*sections, *(of_run if run else ())})
         raise GranularError(f"--set {text}: unknown key '{keys[0]}'; {hint}")
     elif run is not None and keys[0] in ("prompts", "report"):
         raise GranularError(f"--set {text}: a run does not read section {keys[0]}; change it in params.yaml.")
-    elif keys[0] == "runs" and len(keys) > 1:
-        known_run(raw, keys[1])
+    elif keys[0] == "runs" and len(keys) > 1 and keys[1] not in (names := runs_at(raw, ("runs",))):
+        raise GranularError(f"{keys[1]}: no such run in params.yaml; {nearest(keys[1], names)}")
     place: Any = raw
     for depth, name in enumerate(keys[:-1], start=1):
         if place.get(name) is None:

@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 from pipeline.doctor import size
-from pipeline.evaluations import EVALUATIONS, finished_runs
-from pipeline.params import BASE, Params
+from pipeline.evaluations import EVALUATIONS, STUDY, finished_runs
+from pipeline.params import Params
+from pipeline.run_sections import BASE
 from pipeline.status import duration
 from pipeline.variations import RUNS, find, known
 from stages.core.errors import GranularError
@@ -19,10 +20,12 @@ from stages.core.spec import read_json
 def lines(params: Params) -> list[str]:
     """One line a run, then where the bytes are."""
     rows = [("run", "rounds", "state", "policy", "evaluated")]
-    delivered = set(finished_runs())
-    evaluated = {summary.parent.name for summary in EVALUATIONS.glob("*/summary.json")}
+    delivered = {*finished_runs(), *finished_runs(STUDY / "runs")}
+    homes = (EVALUATIONS, STUDY / "evaluations")
+    evaluated = {summary.parent.name for home in homes for summary in home.glob("*/summary.json")}
     rows.append((BASE, "-", "-", "-", _yes(BASE in evaluated)))
-    for name in [*params.runs, *known(params)]:
+    started = [name for name in (*params.presets, *params.study) if (RUNS / name).is_dir()]
+    for name in [*params.runs, *started, *known(params)]:
         done = len(list((RUNS / name / "rounds").glob("[0-9]*/manifest.json")))
         try:
             planned = str(find(params, name).rounds)

@@ -71,13 +71,14 @@ def align(
     emit: Emit,
     *,
     project: Path = Path(),
+    delivered: Path = Path("data/runs"),
     accepted: Path = ACCEPTED,
     redo: bool = False,
 ) -> RunResult:
-    """Bring a run to its last round and assemble `data/runs/<run>`.
+    """Bring a run to its last round and assemble `<delivered>/<run>`.
 
     Args:
-        emit: hears every event. project: folder that holds `runs/` and `data/`.
+        emit: hears every event. project: folder that holds `runs/` and `data/`. delivered: where results go, under it.
         accepted: codes whose results count as today's. redo: compute again what other code made.
 
     Raises:
@@ -94,7 +95,7 @@ def align(
             if cached:
                 say(f"{run.name}: round{'s' if cached > 1 else ''} {spans(range(1, cached + 1))} found in the store")
             result = _play(loop, journal, project)
-            outputs.assemble(result, project / "data" / "runs" / run.name)
+            outputs.assemble(result, project / delivered / run.name)
         except KeyboardInterrupt:
             sentence = f"stopped; nothing is half-written, the next call resumes at round {max(journal.round, 1)}"
             journal.hear(_of_run(run, journal.round, "failed", sentence))

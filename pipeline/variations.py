@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pipeline.params import BASE, Params, load_params, require_weights, resolve_run
+from pipeline.evaluations import delivered_to
+from pipeline.params import Params, load_params, require_weights, resolve_run
 from pipeline.plan import RunPlan
+from pipeline.run_sections import BASE
 from stages.core.errors import GranularError, nearest
 from stages.core.spec import build, read_json
 
@@ -65,7 +67,7 @@ def variations(params: Params, run: str, sets: Sequence[str], seeds: str | None,
         )
     if name == BASE:
         raise GranularError(f"--name {name}: this name stands for the policy before training; choose another one.")
-    if name in params.runs:
+    if name in params.all_runs:
         raise GranularError(f"--name {name}: a run of params.yaml has this name; choose another one.")
     title = name or run
     if seeds is None:
@@ -82,12 +84,12 @@ def find(params: Params, name: str) -> RunPlan:
     Raises:
         GranularError: neither.
     """
-    if name in params.runs:
+    if name in params.all_runs:
         return resolve_run(params, name)
     kept = known(params)
     if name not in kept:
         raise GranularError(
-            f"{name}: no such run, and no variation of that name; {nearest(name, [*params.runs, *kept])}"
+            f"{name}: no such run, and no variation of that name; {nearest(name, [*params.all_runs, *kept])}"
         )
     return kept[name].plan(params)
 
@@ -96,7 +98,7 @@ def known(params: Params) -> dict[str, Variation]:
     """Variations that were started, by name."""
     files = sorted(RUNS.glob("*/variation.json"))
     found = [build(Variation, read_json(file), str(file)) for file in files]
-    return {one.name: one for one in found if one.name not in params.runs}
+    return {one.name: one for one in found if one.name not in params.all_runs}
 
 
 def align_runs(run: str, sets: Sequence[str], seeds: str | None, name: str | None, *, redo: bool) -> None:
@@ -112,7 +114,7 @@ def align_runs(run: str, sets: Sequence[str], seeds: str | None, name: str | Non
     require_weights(plans[0].policy, plans[0].scorers)
     store, worker = Store(), InlineWorker(plans[0].policy.threads)
     for one, plan in zip(asked, plans):
-        if one.name not in params.runs:
+        if one.name not in params.all_runs:
             one.keep()
         with shown(one.name, Path.cwd(), RUNS / one.name / "prefect.log") as emit:
-            align(plan, store, worker, emit, redo=redo)
+            align(plan, store, worker, emit, delivered=delivered_to(params, one.run), redo=redo)
