@@ -110,7 +110,8 @@ def costs(run: RunPlan) -> Costs:
 
 
 def memory(run: RunPlan) -> dict[str, int]:
-    """Bytes a worker holds at once: weights and their companions, a shard's states, one batch with gradient.
+    """Bytes a worker holds at once: weights and their companions, a shard's states, a round's images, one batch with
+    gradient.
 
     Autoencoder and scorers are added as the size of their files; a library's own workspace is not known here.
     """
@@ -131,6 +132,7 @@ def memory(run: RunPlan) -> dict[str, int]:
         "copies for the gates": 2 * weights,
         "EMA": weights,
         "states of a shard": nodes * tokens * channels * 4,
+        "images of a round": round_ledger(run, 1).images * run.policy.height * run.policy.width * 3 * 4,
         "one gradient batch": batch,
         "autoencoder and scorers": sum(_file_bytes(path) for path in files),
     }
