@@ -28,34 +28,68 @@ class Step(Protocol):
 
 
 @dataclass(frozen=True)
+class Combine:
+    """reward = Σ weight·reward over the scorers of a leaf, so that what follows standardises the sum.
+
+    Flow-GRPO and its descendants add rewards; DanceGRPO, MixGRPO and G²RPO standardise every reward and add those. The
+    row that remains of a leaf has scorer `sum` and weight 1.
+    """
+
+    def __call__(self, table: pd.DataFrame, rollout: Rollout | None = None) -> pd.DataFrame:
+        keys = [name for name in table if name not in ("scorer", "weight", "reward", "status", "reason")]
+        summed = table.assign(reward=table["weight"] * table["reward"]).groupby(keys, sort=False)["reward"].sum()
+        return summed.reset_index().assign(scorer="sum", weight=1.0)
+
+
+@dataclass(frozen=True)
 class ZScore:
     """z = (reward − mean)/(std + eps) inside each group of rows that agree on `within` (and on `occurrence`).
 
     A constant group (max == min) gets exactly 0 and `why_zero = "constant"`; a group of one row has nothing to be
     compared with and gets 0 and `why_zero = "incomplete"`.
     Sources: ddof 1, eps 1e-8 in DanceGRPO, MixGRPO and G²RPO; ddof 0, eps 1e-4 in Flow-GRPO.
+
+    std_within: columns of the groups whose std divides, where they are not those of the mean; `()` is the round
+        (`global_std` of Flow-GRPO: raw rewards, so differences between prompts count).
     """
 
     within: tuple[str, ...]
     ddof: int = 1
     eps: float = 1e-8
+    std_within: tuple[str, ...] | None = None
 
     def __call__(self, table: pd.DataFrame, rollout: Rollout | None = None) -> pd.DataFrame:
         rewards = table["reward"].to_numpy(np.float64)
-        groups = table.groupby([*self.within, "occurrence"], sort=False).ngroup().to_numpy()
-        count = np.bincount(groups).astype(np.float64)
-        # Centring on a member first makes the statistics blind to a constant offset, whatever its size.
-        first = np.unique(groups, return_index=True)[1]
-        centred = rewards - rewards[first][groups]
-        centred -= (np.bincount(groups, centred) / count)[groups]
-        variance = np.bincount(groups, centred**2) / np.maximum(count - self.ddof, 1)
+        groups = _groups(table, self.within)
+        count = np.bincount(groups)
+        centred = _centred(rewards, groups)
+        std = self._std(rewards, groups if self.std_within is None else _groups(table, self.std_within))
         high, low = np.full(len(count), -np.inf), np.full(len(count), np.inf)
         np.maximum.at(high, groups, rewards)
         np.minimum.at(low, groups, rewards)
         flat = (high == low)[groups]
-        z = np.where(flat, 0.0, centred / (np.sqrt(variance)[groups] + self.eps))
+        z = np.where(flat, 0.0, centred / (std + self.eps))
         why = np.where((count < 2)[groups], "incomplete", np.where(flat, "constant", ""))
         return table.assign(z=z, why_zero=why)
+
+    def _std(self, rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
+        """The std of the group of every row."""
+        count = np.bincount(groups)
+        variance = np.bincount(groups, _centred(rewards, groups) ** 2) / np.maximum(count - self.ddof, 1)
+        return np.sqrt(variance)[groups]
+
+
+def _groups(table: pd.DataFrame, within: tuple[str, ...]) -> np.ndarray:
+    """Number of the group of every row."""
+    return table.groupby([*within, "occurrence"], sort=False).ngroup().to_numpy()
+
+
+def _centred(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Rewards minus their group's mean."""
+    # Centring on a member first makes the statistics blind to a constant offset, whatever its size.
+    first = np.unique(groups, return_index=True)[1]
+    centred = rewards - rewards[first][groups]
+    return centred - (np.bincount(groups, centred) / np.bincount(groups))[groups]
 
 
 @dataclass(frozen=True)
