@@ -98,20 +98,25 @@ class Total:
 
     The parts stay beside it as columns `z.<scorer>.<stride>`, with `#2`, `#3`, … for a stride listed again.
     `why_zero` is "constant" or "incomplete" where no part came from a group that could be compared.
+
+    rewards: whether what was standardised stays too, as `r.<scorer>.<stride>`: for rules whose rewards are made from
+        several images, such as gains, so that no table of rewards has them.
     """
 
     over: tuple[str, ...]
+    rewards: bool = False
 
     def __call__(self, table: pd.DataFrame, rollout: Rollout | None = None) -> pd.DataFrame:
         keys = [name for name in GROUP if name not in self.over]
         suffix = np.where(table["occurrence"] == 0, "", "#" + (table["occurrence"] + 1).astype(str))
-        column = "z." + table["scorer"] + "." + table["stride"].astype(str) + suffix
+        column = table["scorer"] + "." + table["stride"].astype(str) + suffix
         table = table.assign(part=table["weight"] * table["z"], column=column)
         grouped = table.groupby(keys, sort=True)
         # "" sorts before every reason, so the minimum is a reason only where all parts have one.
         result = pd.DataFrame({"total": grouped["part"].sum(), "why_zero": grouped["why_zero"].min()})
-        result = result.join(table.pivot(index=keys, columns="column", values="z")).reset_index()
-        return result.assign(advantage=result["total"])
+        for prefix, values in (("z.", "z"), ("r.", "reward"))[: 1 + self.rewards]:
+            result = result.join(table.pivot(index=keys, columns="column", values=values).add_prefix(prefix))
+        return result.reset_index().assign(advantage=result["total"].to_numpy())
 
 
 @dataclass(frozen=True)

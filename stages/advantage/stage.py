@@ -38,7 +38,8 @@ def advantages(
     usable = apply_policy(scored, failures, round_)
     lost = scored.loc[scored["status"] != "ok", "prompt"].unique()
     table = spread(rollout, credit(usable, rollout), lost)
-    groups = usable.groupby(["prompt", "s", "stride", "occurrence", "scorer"])["reward"]
+    compared = usable[usable["member"] >= 0]  # the estimate of a state that the group shares is no group
+    groups = compared.groupby(["prompt", "s", "stride", "occurrence", "scorer"])["reward"]
     summary = {
         "round": round_,
         "edges": len(table),

@@ -218,13 +218,16 @@ class Tree:
         return [self.sde(at, to, kernel, member=i, **options) for i in members]
 
     def complete(self, at: Member, indices: Sequence[int], *, stride: int = 1, s: int | None = None) -> Member:
-        """ODE from a state through the evaluated grid `indices` (the first is the state's own) to x0_hat, a leaf."""
-        indices = list(indices)
-        if not indices or indices[0] != self._nodes["s"][at.node]:
-            raise ValueError(f"a completion starts at its own state {self._nodes['s'][at.node]}, got {indices}")
+        """ODE from a state through the evaluated grid `indices` (the first is the state's own) to x0_hat, a leaf.
+
+        A state that is an image already is its own completion, with no indices.
+        """
+        indices, here = list(indices), self._nodes["s"][at.node]
+        if indices[:1] != ([here] if here < self.grid.steps else []):
+            raise ValueError(f"a completion starts at its own state {here}, got {indices}")
         for index in indices[1:]:
             at = self.ode(at, index)
-        end = self.ode(at, self.grid.steps)
+        end = self.ode(at, self.grid.steps) if indices else at
         return self.leaf(end, stride=stride, s=at.branched_at if s is None else s)
 
     def leaf(self, at: Member, *, stride: int = 1, s: int = -1) -> Member:
