@@ -84,7 +84,7 @@ class TurningPoints:
         total = table["last"] - table["first"]
         here = np.sign(table["reward"]) * np.sign(total)
         previous = table[[*SERIES, "s"]].assign(s=table["s"] + 1, previous=here)
-        previous = table[[*SERIES, "s"]].merge(previous, on=[*SERIES, "s"], how="left")["previous"].set_axis(table.index)
+        previous = table[[*SERIES, "s"]].merge(previous, how="left")["previous"].set_axis(table.index)
         turning = (here > 0) & ((previous < 0) | (table["s"] == 0))
         if self.consistent:
             turning &= np.sign(table["reward"]) * np.sign(table["last"] - table["after"]) > 0

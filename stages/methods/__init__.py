@@ -10,10 +10,20 @@ from stages.core.errors import GranularError, nearest
 from stages.core.spec import build as build_spec
 from stages.methods.base import Method, Plan
 from stages.methods.dancegrpo import DanceGRPO
+from stages.methods.densegrpo import DenseGRPO
 from stages.methods.g2rpo import G2RPO
 from stages.methods.mixgrpo import MixGRPO
+from stages.methods.stepwise import StepwiseFlowGRPO
+from stages.methods.tp_grpo import TPGRPO
 
-METHODS: dict[str, type[Method]] = {"g2rpo": G2RPO, "dancegrpo": DanceGRPO, "mixgrpo": MixGRPO}
+METHODS: dict[str, type[Method]] = {
+    "g2rpo": G2RPO,
+    "dancegrpo": DanceGRPO,
+    "mixgrpo": MixGRPO,
+    "stepwise": StepwiseFlowGRPO,
+    "tp_grpo": TPGRPO,
+    "densegrpo": DenseGRPO,
+}
 
 __all__ = ["METHODS", "Method", "Plan", "build", "sampling_options"]
 
