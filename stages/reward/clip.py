@@ -12,9 +12,10 @@ what PIL computes, and equal to it in nearly all pixels. Images of the model's o
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -38,8 +39,15 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "sp
 # Text features kept between calls (a prompt comes back for every member, step and epoch); 4 KiB each for ViT-H.
 _REMEMBERED_TEXTS = 16384
 
-# images float32 [B, H, W, 3] in [0, 1] -> model input float32 [B, 3, S, S]
-Preprocess = Callable[["torch.Tensor"], "torch.Tensor"]
+
+class Preprocess(Protocol):
+    """Images [B, H, W, 3] in [0, 1] → model input [B, 3, S, S].
+
+    exact: as the model's authors do it, who resize 8-bit pictures. Otherwise the same without any rounding: what has
+    a gradient.
+    """
+
+    def __call__(self, images: torch.Tensor, exact: bool = True) -> torch.Tensor: ...
 
 
 def load_open_clip(path: Path, batch: int, device: str) -> ClipScorer:
@@ -66,6 +74,7 @@ class ClipScorer:
     """Cosines of images and prompts under one CLIP model; `preprocess` is what sets the kinds of scorers apart."""
 
     kind: Literal["pointwise"] = "pointwise"
+    differentiable = True
 
     def __init__(
         self, name: str, module: str, *, model: torch.nn.Module, config: Mapping[str, Any], tokenizer: Tokenizer,
@@ -106,22 +115,55 @@ class ClipScorer:
         import torch
 
         require_aligned(images, prompts, metadata)
-        # TF32 would be used in convolutions by default, and cudnn may otherwise choose another algorithm each time.
-        exact = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
-        with torch.no_grad(), exact:
-            texts = self._encode_texts(prompts)
-            rewards: list[Reward] = []
-            for start in range(0, len(images), self.batch):
-                rows = images[start : start + self.batch]
-                padded = np.zeros((self.batch, *images.shape[1:]), np.float32)
-                padded[: len(rows)] = rows
-                pixels = self.preprocess(torch.from_numpy(padded).to(self.device))
-                image = _unit(self.model.encode_image(pixels))
-                text = torch.zeros_like(image)
-                text[: len(rows)] = texts[start : start + self.batch]
-                cosines = (image * text).sum(-1)[: len(rows)]
-                rewards += [Reward(float(value)) for value in cosines.cpu()]
+        rewards: list[Reward] = []
+        with torch.no_grad(), _repeatable():
+            for rows, padded, texts in self._batches(images, prompts):
+                cosines = (_unit(self.model.encode_image(self.preprocess(padded))) * texts).sum(-1)
+                rewards += [Reward(float(value)) for value in cosines[: len(rows)].cpu()]
         return rewards
+
+    def sensitivity(
+        self, *, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[dict[str, Any]]
+    ) -> tuple[list[Reward], np.ndarray]:
+        """Cosines, [N], and ‖∂cosine/∂pixel‖ over the three channels, float32 [N, H, W], pixels in [0, 1].
+
+        The model sees what it sees in `score`; where the image had to be resized, the gradient goes back through the
+        resize without its rounding.
+        """
+        import torch
+
+        require_aligned(images, prompts, metadata)
+        rewards: list[Reward] = []
+        maps = np.empty(images.shape[:3], np.float32)
+        with _repeatable():
+            for rows, padded, texts in self._batches(images, prompts):
+                pixels = self.preprocess(padded).requires_grad_()
+                cosines = (_unit(self.model.encode_image(pixels)) * texts).sum(-1)
+                (inner,) = torch.autograd.grad(cosines.sum(), pixels)
+                padded.requires_grad_()
+                (outer,) = torch.autograd.grad(self.preprocess(padded, exact=False), padded, inner)
+                rewards += [Reward(float(value)) for value in cosines.detach()[: len(rows)].cpu()]
+                maps[rows] = outer[: len(rows)].norm(dim=-1).cpu().numpy()
+        return rewards, maps
+
+    def _batches(
+        self, images: np.ndarray, prompts: Sequence[str]
+    ) -> Iterator[tuple[range, torch.Tensor, torch.Tensor]]:
+        """Rows of the images; these, and their unit text features, padded to exactly `batch` rows.
+
+        A row's bits then do not depend on what is scored beside it, forwards or backwards.
+        """
+        import torch
+
+        with torch.no_grad():
+            texts = self._encode_texts(prompts)
+        for start in range(0, len(images), self.batch):
+            rows = range(start, min(start + self.batch, len(images)))
+            padded = np.zeros((self.batch, *images.shape[1:]), np.float32)
+            padded[: len(rows)] = images[rows.start : rows.stop]
+            text = torch.zeros(self.batch, texts.shape[1], device=texts.device)
+            text[: len(rows)] = texts[rows.start : rows.stop]
+            yield rows, torch.from_numpy(padded).to(self.device), text
 
     def _encode_texts(self, prompts: Sequence[str]) -> torch.Tensor:
         """Unit text features [N, D] of the prompts; each distinct text is encoded once, in padded batches."""
@@ -187,6 +229,13 @@ class Tokenizer:
     def length(self, text: str) -> int:
         """Tokens of the uncut text, start and end marks included."""
         return self._length(text)
+
+
+def _repeatable() -> AbstractContextManager[None]:
+    """TF32 would be used in convolutions by default, and cudnn may otherwise choose another algorithm each time."""
+    import torch
+
+    return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
 
 
 def _unit(features: torch.Tensor) -> torch.Tensor:
@@ -288,10 +337,12 @@ def open_clip_preprocess(overrides: Mapping[str, Any], size: int, where: Path) -
             raise GranularError(f"{where / CONFIG}: preprocess_cfg.{key} '{value}': {nearest(str(value), allowed)}")
     mode = InterpolationMode(cfg.interpolation)
 
-    def resize(x: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    def resize(x: torch.Tensor, height: int, width: int, exact: bool) -> torch.Tensor:
         before = x.shape[-2:]
         if before == (height, width):
             return x
+        if not exact:
+            return F.resize(x, [height, width], mode, antialias=True)
         # PIL resizes one side at a time (width first, unless only the height shrinks) and rounds to uint8 after each;
         # resizing both at once would be up to six grey levels off.
         x = (x * 255).round().to(torch.uint8)
@@ -299,17 +350,17 @@ def open_clip_preprocess(overrides: Mapping[str, Any], size: int, where: Path) -
         x = F.resize(F.resize(x, first, mode, antialias=True), [height, width], mode, antialias=True)
         return x.float() / 255
 
-    def preprocess(images: torch.Tensor) -> torch.Tensor:
+    def preprocess(images: torch.Tensor, exact: bool = True) -> torch.Tensor:
         x = images.permute(0, 3, 1, 2).contiguous()
         height, width = x.shape[-2:]
         if cfg.resize_mode == "shortest":
             short = min(height, width)
-            x = F.center_crop(resize(x, size * height // short, size * width // short), [size, size])
+            x = F.center_crop(resize(x, size * height // short, size * width // short, exact), [size, size])
         elif cfg.resize_mode == "squash":
-            x = resize(x, size, size)
+            x = resize(x, size, size, exact)
         else:
             ratio = max(height, width) / size
-            x = resize(x, round(height / ratio), round(width / ratio))
+            x = resize(x, round(height / ratio), round(width / ratio), exact)
             x = center_crop_or_pad(x, [size, size], fill=cfg.fill_color / 255)
         return F.normalize(x, list(cfg.mean), list(cfg.std))
 

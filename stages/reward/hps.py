@@ -66,13 +66,14 @@ def hps_preprocess(size: int) -> Preprocess:
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms import functional as F
 
-    def preprocess(images: torch.Tensor) -> torch.Tensor:
+    def preprocess(images: torch.Tensor, exact: bool = True) -> torch.Tensor:
         x = images.permute(0, 3, 1, 2).contiguous()
         height, width = x.shape[-2:]
         scale = size / max(height, width)
         inner = [round(height * scale), round(width * scale)]
         if inner != [height, width]:
-            x = F.resize((x * 255).round() / 255, inner, InterpolationMode.BICUBIC, antialias=True)
+            x = (x * 255).round() / 255 if exact else x
+            x = F.resize(x, inner, InterpolationMode.BICUBIC, antialias=True)
         top, left = (size - inner[0]) // 2, (size - inner[1]) // 2
         x = F.pad(x, [left, top, size - inner[1] - left, size - inner[0] - top], fill=0)
         return F.normalize(x, list(OPENAI_DATASET_MEAN), list(OPENAI_DATASET_STD))

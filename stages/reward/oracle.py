@@ -20,6 +20,7 @@ class OracleScorer:
     """`stages.lab.oracle.judge` as a scorer; it reads a prompt's metadata, never its text."""
 
     kind: Literal["pointwise"] = "pointwise"
+    differentiable = False
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
