@@ -131,11 +131,13 @@ class ClipScorer:
         resize without its rounding.
         """
         import torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
 
         require_aligned(images, prompts, metadata)
         rewards: list[Reward] = []
         maps = np.empty(images.shape[:3], np.float32)
-        with _repeatable():
+        # The one attention whose backward pass adds in a fixed order on a GPU too.
+        with _repeatable(), sdpa_kernel(SDPBackend.MATH):
             for rows, padded, texts in self._batches(images, prompts):
                 pixels = self.preprocess(padded).requires_grad_()
                 cosines = (_unit(self.model.encode_image(pixels)) * texts).sum(-1)
@@ -317,6 +319,20 @@ def image_size(model: torch.nn.Module, where: Path) -> int:
     return sides.pop()
 
 
+def linear_resize(x: torch.Tensor, height: int, width: int, mode: Any) -> torch.Tensor:
+    """torchvision's antialiased resize of [B, 3, H, W] as two matrix products, whose gradient is one too.
+
+    The gradient of torchvision's own is summed in any order on a GPU.
+    """
+    import torch
+    from torchvision.transforms import functional as F
+
+    def weights(before: int, after: int) -> torch.Tensor:
+        return F.resize(torch.eye(before)[None], [after, before], mode, antialias=True)[0].to(x.device, x.dtype)
+
+    return weights(x.shape[-2], height) @ x @ weights(x.shape[-1], width).T
+
+
 def open_clip_preprocess(overrides: Mapping[str, Any], size: int, where: Path) -> Preprocess:
     """open_clip's evaluation transform for batches, from a config's `preprocess_cfg`.
 
@@ -342,7 +358,7 @@ def open_clip_preprocess(overrides: Mapping[str, Any], size: int, where: Path) -
         if before == (height, width):
             return x
         if not exact:
-            return F.resize(x, [height, width], mode, antialias=True)
+            return linear_resize(x, height, width, mode)
         # PIL resizes one side at a time (width first, unless only the height shrinks) and rounds to uint8 after each;
         # resizing both at once would be up to six grey levels off.
         x = (x * 255).round().to(torch.uint8)

@@ -24,6 +24,7 @@ from stages.reward.clip import (
     Tokenizer,
     build_model,
     image_size,
+    linear_resize,
     load_strictly,
     read_config,
     read_weights,
@@ -72,8 +73,10 @@ def hps_preprocess(size: int) -> Preprocess:
         scale = size / max(height, width)
         inner = [round(height * scale), round(width * scale)]
         if inner != [height, width]:
-            x = (x * 255).round() / 255 if exact else x
-            x = F.resize(x, inner, InterpolationMode.BICUBIC, antialias=True)
+            if exact:
+                x = F.resize((x * 255).round() / 255, inner, InterpolationMode.BICUBIC, antialias=True)
+            else:
+                x = linear_resize(x, *inner, InterpolationMode.BICUBIC)
         top, left = (size - inner[0]) // 2, (size - inner[1]) // 2
         x = F.pad(x, [left, top, size - inner[1] - left, size - inner[0] - top], fill=0)
         return F.normalize(x, list(OPENAI_DATASET_MEAN), list(OPENAI_DATASET_STD))

@@ -7,9 +7,11 @@ import copy
 import numpy as np
 import pytest
 import torch
+from torchvision.transforms import InterpolationMode, functional
 
 from stages.core.images import from_uint8
 from stages.lab import scorers as lab
+from stages.reward.clip import linear_resize
 from stages.reward.registry import load
 from stages.reward.spec import ScorerSpec
 
@@ -97,6 +99,13 @@ def test_a_map_does_not_depend_on_what_is_measured_beside_it(made, name):
         alone, own = sensitivity(made[name], slice(row, row + 1))
         assert alone[0] == values[row]
         np.testing.assert_array_equal(own[0], maps[row])
+
+
+@pytest.mark.parametrize("after", [(32, 20), (80, 32), (100, 96)])
+def test_the_resize_with_a_gradient_is_torchvisions(after):
+    images = torch.from_numpy(RNG.uniform(0, 1, (2, 3, 40, 64))).float()
+    theirs = functional.resize(images, list(after), InterpolationMode.BICUBIC, antialias=True)
+    torch.testing.assert_close(linear_resize(images, *after, InterpolationMode.BICUBIC), theirs, atol=2e-6, rtol=0)
 
 
 def test_permuting_images_permutes_maps(made):
