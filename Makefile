@@ -2,6 +2,7 @@
 #
 #   make repro   environment, then the whole pipeline (`dvc repro`); a second call does nothing
 #   make test    environment, then the tests
+#   make study   every method at one budget: reports/methods (about an hour; `make repro` does not run it)
 #   make bench   what the engine and the orchestration cost on this machine, as ratios
 #   make lab     train the shipped lab weights again from their seed (hours), and record them with DVC
 #   make ui      Prefect's pages on this machine
@@ -14,7 +15,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := repro
-.PHONY: repro test bench lab ui lint clean environment
+.PHONY: repro test study bench lab ui lint clean environment
 
 # Nobody is phoned, and models come from folders; .env may say otherwise.
 export DO_NOT_TRACK ?= 1
@@ -50,6 +51,10 @@ repro: $(STAMP)
 
 test: $(STAMP)
 	@$(IN_VENV) pytest -n auto --dist loadfile
+
+study: $(STAMP)
+	@$(IN_VENV) dvc repro reports/methods/dvc.yaml
+	@echo "Results:      reports/methods/methods.md, methods.png, methods.csv"
 
 bench: $(STAMP)
 	@$(IN_VENV) dvc repro embed && python -m pipeline.bench

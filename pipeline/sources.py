@@ -28,6 +28,7 @@ ROOTS: dict[str, tuple[str, ...]] = {
     ),
     "evaluate": ("pipeline.evaluations", "stages.evaluate.stage", "stages.lab.autoencoder"),
     "report": ("stages.report.__main__",),
+    "study": ("stages.report.study",),
 }
 # A finished policy is evaluated, whatever method made it: what `pipeline.plan` knows of methods plays no part.
 SKIPPED: dict[str, tuple[str, ...]] = {"evaluate": ("stages.methods", *modules_of("stages.methods"))}

@@ -92,8 +92,10 @@ class Results:
         )
 
 
-def read(evaluations: Path, runs: Path, names: Sequence[str] = ()) -> Results:
+def read(evaluations: Path, runs: Path, names: Sequence[str] = (), base: Path | None = None) -> Results:
     """Read the results of the named runs, in their order; of all runs there are, where none is named.
+
+    base: the base policy's evaluation, where it lies apart from the others.
 
     Raises:
         GranularError: one sentence naming what to run, where an evaluation or a run is missing; or which setting
@@ -104,18 +106,20 @@ def read(evaluations: Path, runs: Path, names: Sequence[str] = ()) -> Results:
     absent = [name for name in trained if not (runs / name / "run.json").is_file()]
     if absent:
         raise GranularError(f"{runs}: no finished run {absent[0]}; run `granular align {absent[0]}`.")
-    missing = [name for name in (BASE, *trained) if name not in present]
+    base = base or evaluations / BASE
+    missing = [] if (base / "summary.json").is_file() else [BASE]
+    missing += [name for name in trained if name not in present]
     if missing:
         raise GranularError(
             f"{evaluations}: no evaluation of {', '.join(missing)}; run "
             + " and ".join(f"`granular evaluate {name}`" for name in missing)
             + "."
         )
-    base = _evaluation(evaluations / BASE)
+    start = _evaluation(base)
     others = tuple(_evaluation(evaluations / name) for name in trained)
     for other in others:
-        _comparable(evaluations, base, other)
-    return Results(base, others, {name: _run(runs / name) for name in trained})
+        _comparable(evaluations, start, other)
+    return Results(start, others, {name: _run(runs / name) for name in trained})
 
 
 def _folders(root: Path, marker: str) -> list[str]:

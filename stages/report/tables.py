@@ -85,16 +85,17 @@ def scores(results: Results, bootstrap: Bootstrap) -> dict[tuple[str, str], Scor
     return found
 
 
-def joint(results: Results, bootstrap: Bootstrap) -> dict[str, Interval]:
+def joint(results: Results, bootstrap: Bootstrap, rewards: Mapping[str, float] | None = None) -> dict[str, Interval]:
     """Run → its training reward as a whole against the base: Σ_m w_m·(r_m − r_m,base)/std_m over its scorers m.
 
-    std_m is that of the base's images, so rewards of different scale count alike; a run trained with weights w_m.
+    std_m is that of the base's images, so rewards of different scale count alike. rewards: scorer → w_m, one measure
+    for all runs; without it, the weights each run was trained with.
     """
     found = {}
     for name, run in results.runs.items():
         rows = next(policy for policy in results.evaluations if policy.name == name)
         total = 0.0
-        for scorer, weight in run.info["spec"]["rewards"].items():
+        for scorer, weight in (rewards or run.info["spec"]["rewards"]).items():
             base = results.base.of(scorer)
             total = total + weight * paired(rows.of(scorer), base) / (float(base["value"].std(ddof=0)) or 1.0)
         found[name] = bootstrap.interval(total.dropna())

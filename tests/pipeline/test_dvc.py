@@ -18,17 +18,20 @@ from stages.core.spec import read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = read_yaml(ROOT / "dvc.yaml")["stages"]
-CODE_OF = {"prompts": "prompts", "embed": "embed", "align": "align", "report": "report"} | {
-    name: "evaluate" for name in ("evaluate", "evaluate_base")
-}
+STUDY = {f"study {name}": stage for name, stage in read_yaml(ROOT / "reports/methods/dvc.yaml")["stages"].items()}
+CODE_OF = {
+    **{"prompts": "prompts", "embed": "embed", "align": "align", "report": "report"},
+    **{"study align": "align", "study evaluate": "evaluate", "study table": "study"},
+} | {name: "evaluate" for name in ("evaluate", "evaluate_base")}
 
 
 def body(stage: str) -> dict:
-    return STAGES[stage].get("do", STAGES[stage])
+    found = {**STAGES, **STUDY}[stage]
+    return found.get("do", found)
 
 
 def test_every_stage_depends_on_the_digest_of_its_own_code() -> None:
-    assert set(STAGES) - {"code", "lab"} == set(CODE_OF)
+    assert {*STAGES, *STUDY} - {"code", "lab"} == set(CODE_OF)
     for stage, code in CODE_OF.items():
         digests = [dep for dep in body(stage)["deps"] if dep.startswith("data/code/")]
         assert digests == [f"data/code/{code}.json"], stage
@@ -38,7 +41,7 @@ def test_a_stages_command_runs_a_module_whose_code_counts() -> None:
     for stage, code in CODE_OF.items():
         command = body(stage)["cmd"].split()
         if command[2] != "pipeline.cli":
-            assert f"{command[2]}.__main__" in ROOTS[code]
+            assert {f"{command[2]}.__main__", command[2]} & set(ROOTS[code])
         else:  # what `granular align` and `granular evaluate` call
             assert {"align": "pipeline.rounds", "evaluate": "pipeline.evaluations"}[command[3]] in ROOTS[code]
 
@@ -66,8 +69,14 @@ def test_an_evaluation_does_not_depend_on_methods() -> None:
 
 
 def test_every_section_of_params_is_a_dependency_of_some_stage() -> None:
-    tracked = {key.split(".")[0] for stage in STAGES for key in body(stage).get("params", ())}
-    assert tracked == set(read_yaml(ROOT / "params.yaml"))
+    tracked = {key.split(".")[0] for stage in (*STAGES, *STUDY) for key in body(stage).get("params", ())}
+    # Presets are settings to copy and to plan; nothing of the graph reads them.
+    assert tracked == set(read_yaml(ROOT / "params.yaml")) - {"presets"}
+
+
+def test_what_dvc_repro_makes_does_not_depend_on_the_study() -> None:
+    assert not [dep for stage in STAGES for dep in body(stage).get("deps", ()) if "study" in dep]
+    assert not [key for stage in STAGES for key in body(stage).get("params", ()) if "study" in key]
 
 
 def test_an_evaluation_depends_on_the_policy_of_its_run_and_on_nothing_else_of_it() -> None:
