@@ -25,6 +25,7 @@ ROOTS: dict[str, tuple[str, ...]] = {
         *("pipeline.rounds", "pipeline.params", "pipeline.workers"),
         *("stages.rollout.stage", "stages.reward.stage", "stages.advantage.stage", "stages.update.stage"),
         *("stages.evaluate.stage", "stages.lab.autoencoder"),
+        *modules_of("stages.methods"),
     ),
     "evaluate": ("pipeline.evaluations", "stages.evaluate.stage", "stages.lab.autoencoder"),
     "report": ("stages.report.__main__",),
