@@ -30,10 +30,14 @@ class GridSpec:
 
 @dataclass(frozen=True)
 class Grid:
-    """A checked σ table. `sigmas` has T + 1 entries, strictly decreasing in [0, 1], the last one 0."""
+    """A checked σ table. `sigmas` has T + 1 entries, strictly decreasing in [0, 1], the last one 0.
+
+    shift: the time shift of a `linear` grid, None of any other.
+    """
 
     sigmas: tuple[float, ...]
     model_time: Literal["exact", "truncated"] = "exact"
+    shift: float | None = None
 
     def __post_init__(self) -> None:
         pairs = list(zip(self.sigmas, self.sigmas[1:]))
@@ -55,6 +59,12 @@ class Grid:
         # The small term keeps 0.7 from becoming 0.699 through its binary form.
         return math.floor(1000 * sigma + 1e-9) / 1000
 
+    def at(self, index: float) -> float:
+        """σ at a grid index that need not be whole: indices are linear in the unshifted time u = 1 − index/T."""
+        if self.shift is None:
+            raise GranularError("grid.family: noise levels between the grid's points are known for 'linear' only.")
+        return shifted(1 - index / self.steps, self.shift)
+
 
 def shifted(u: float, shift: float) -> float:
     """σ = shift·u / (1 + (shift − 1)·u)."""
@@ -69,4 +79,4 @@ def make_grid(spec: GridSpec) -> Grid:
     else:
         low = shifted(0.001, spec.shift)
         sigmas = [shifted(1 - i * (1 - low) / (count - 1), spec.shift) for i in range(count)]
-    return Grid((*sigmas, 0.0), spec.model_time)
+    return Grid((*sigmas, 0.0), spec.model_time, spec.shift if spec.family == "linear" else None)

@@ -63,9 +63,9 @@ class FrozenTree:
     nodes: parent (−1 for roots), sigma, time (what the model is told), s (grid index, −1 off the grid),
         condition (row of the prompt's conditions, 0 = the prompt itself), evaluated
     edges: parent, child, history (node whose state enters too, or −1), kernel, a, kappa, a_history, kappa_history,
-        std, recorded (a trained transition), s, member, optimizer_step (which optimizer step of the round trains
-        it), weight (relative, normalised over the optimizer step before the update), common (share of the draw that
-        the children of one state have in common, see `Tree.sde`)
+        std, recorded (what the draw needs is kept), s, member, optimizer_step (which optimizer step of the round
+        trains it), weight (relative, normalised over the optimizer step before the update; 0 is recorded and not
+        trained), common (share of the draw that the children of one state have in common, see `Tree.sde`)
     leaves: node, s (step whose effect it measures, or the state it estimates; −1 = the whole trajectory), member,
         stride
     renoised: update points that are no step of the sampler: a leaf brought back to noise level `sigma` of grid index s;
@@ -96,10 +96,10 @@ class FrozenTree:
         """
         evaluations = int(self.nodes["evaluated"].sum())
         images = len(np.unique(self.leaves["node"]))
-        recorded = self.edges["recorded"]
+        trained = self.edges["recorded"] & (self.edges["weight"] > 0)
         states = [
             np.stack([self.edges["parent"], np.full_like(self.edges["parent"], -1), self.edges["optimizer_step"]], 1)[
-                recorded
+                trained
             ],
             np.stack([self.renoised["node"], self.renoised["s"], self.renoised["optimizer_step"]], 1),
         ]
@@ -189,15 +189,18 @@ class Tree:
         optimizer_step: int = 0,
         weight: float = 1.0,
         common: float = 0.0,
+        noise: int | None = None,
     ) -> Member:
-        """A stochastic step to grid index `to`, with noise of its own; recorded ones are trained.
+        """A stochastic step to grid index `to`, with noise of its own; recorded ones of weight > 0 are trained.
 
+        noise: number of the draw, `member` where nothing else is said: a member that leaves one state more than once
+        needs as many numbers.
         common: w in [0, 1) of ε = w·ξ + √(1 − w²)·ξ_i, where ξ is drawn once for all children of the state and ξ_i is
         the child's own (BranchGRPO); 0 makes children independent.
         """
         who = at.member if member is None else member
         s = int(self._nodes["s"][at.node])
-        path = (*self._paths[at.node], s, who)
+        path = (*self._paths[at.node], s, who if noise is None else noise)
         if not 0 <= common < 1:
             raise ValueError(f"the common share of a draw is in [0, 1), got {common}")
         if path in self._drawn:

@@ -93,6 +93,7 @@ def gather(
 ) -> UpdatePoints:
     """Join a round's trained rows with their advantages and normalise the weights.
 
+    Rows of weight 0, and those whose advantage is `pruned`, are no points: that makes an update cheaper, not smaller.
     zero_groups: what points of members whose every advantage is 0 do. `keep`: they stay in the normalisation, so a
         constant group makes the step smaller, not its neighbours' share larger. `drop`: they leave the update.
 
@@ -107,8 +108,11 @@ def gather(
             f"update: {len(advantages)} advantages for {len(rows)} trained rows of round "
             f"{rollout.attrs['spec']['round_']}, or of other ones; make the advantages from this rollout."
         )
-    wanted = [name for name in ("edge", "advantage", "token_row") if name in advantages]
+    wanted = [name for name in ("edge", "advantage", "token_row", "why_zero") if name in advantages]
     table = rows.merge(advantages[wanted], on="edge", validate="one_to_one")
+    table = table[table["weight"] > 0]
+    if "why_zero" in table:
+        table = table[table["why_zero"] != "pruned"]
     if "token_row" not in table:
         table["token_row"] = -1
     if zero_groups == "drop":

@@ -54,6 +54,19 @@ def test_the_shift_is_undone_by_its_inverse():
         assert shifted(shifted(u, 3.0), 1 / 3) == pytest.approx(u, abs=1e-15)
 
 
+@pytest.mark.parametrize("steps", [2, 7, 16, 25])
+def test_whole_indices_are_the_grid_itself_and_others_lie_between(steps):
+    grid = make_grid(GridSpec(steps=steps))
+    assert tuple(grid.at(float(i)) for i in range(steps + 1)) == grid.sigmas
+    assert all(grid.sigmas[i] > grid.at(i + 0.3) > grid.at(i + 0.6) > grid.sigmas[i + 1] for i in range(steps))
+
+
+def test_between_the_points_of_another_grid_nothing_is_known():
+    for grid in (make_grid(GridSpec(steps=4, family="sd3")), Grid((1.0, 0.5, 0.0))):
+        with pytest.raises(GranularError, match="'linear' only"):
+            grid.at(0.5)
+
+
 @pytest.mark.parametrize("steps", [2, 3, 8, 50, 1000])
 def test_every_grid_falls_strictly_from_one_to_zero(steps):
     for family in ("linear", "sd3"):

@@ -80,6 +80,30 @@ def test_a_parent_trained_in_two_optimizer_steps_is_two_gradient_evaluations():
     assert (ledger.parents, ledger.points, ledger.optimizer_steps) == (2, 4, 2)
 
 
+def test_an_edge_of_weight_0_is_recorded_and_not_trained():
+    tree = Tree(GRID)
+    root = tree.root()
+    for member in range(4):
+        at = tree.sde(root, 1, SDE, member=member, weight=float(member % 2))
+        tree.leaf(tree.sde(at, 2, SDE, weight=0.0, optimizer_step=1))
+    frozen = tree.freeze()
+    assert frozen.edges["recorded"].all()
+    ledger = frozen.ledger()
+    assert (ledger.evaluations, ledger.parents, ledger.points, ledger.optimizer_steps) == (5, 1, 2, 1)
+
+
+def test_a_member_may_leave_a_state_by_draws_of_several_numbers():
+    tree = Tree(GRID)
+    child = tree.sde(tree.root(), 1, SDE, member=1)
+    ends = [tree.leaf(tree.sde(child, 2, SDE, record=False, noise=number)) for number in range(3)]
+    paths = tree.freeze().paths
+    assert len({paths[end.node] for end in ends}) == 3
+    assert paths[ends[1].node] == (*paths[child.node], 1, 1)  # the number that member 1 draws by itself
+    assert {end.member for end in ends} == {1}
+    with pytest.raises(ValueError, match="two members would be one sample"):
+        tree.sde(child, 2, SDE)
+
+
 def test_edges_carry_the_coefficients_of_their_kernel():
     tree = Tree(GRID)
     root = tree.root()

@@ -63,6 +63,20 @@ def test_points_with_advantage_zero_stay_in_the_normalisation(rollout):
     np.testing.assert_array_equal(points(rollout, half).table["weight"], points(rollout).table["weight"])
 
 
+def test_what_is_pruned_or_weighs_nothing_is_no_point(rollout):
+    advantages = flat(rollout)
+    gone = np.arange(len(advantages)) % 3 == 0
+    pruned = points(rollout, advantages.assign(why_zero=np.where(gone, "pruned", "")))
+    edges = rollout.edges.assign(
+        weight=rollout.edges["weight"].mask(rollout.edges["edge"].isin(advantages["edge"][gone]), 0)
+    )
+    for made in (pruned, points(replace(rollout, edges=edges), advantages)):
+        assert sorted(made.table["edge"]) == sorted(advantages["edge"][~gone])
+        np.testing.assert_allclose(made.table.groupby("optimizer_step")["weight"].sum(), 1, atol=1e-12)
+    constant = points(rollout, advantages.assign(why_zero=np.where(gone, "constant", "")))
+    pd.testing.assert_frame_equal(constant.table, points(rollout, advantages).table)
+
+
 def test_states_are_those_of_the_edge(rollout):
     made = points(rollout)
     edges = rollout.edges.set_index("edge")
