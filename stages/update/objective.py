@@ -141,5 +141,6 @@ class Objective:
 
     def remember(self, memory: Memory, measured: pd.DataFrame) -> dict[str, Any]:
         """What is known after an optimizer step: `measured` has its points, one row each (columns of
-        `transitions.parquet`: s, member, log_ratio, path_variance, …)."""
+        `transitions.parquet`: s, member, log_ratio, path_variance, …) and `updates`, the optimizer steps that the round
+        had taken before (0: the policy was still the behaviour)."""
         return dict(memory)

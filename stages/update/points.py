@@ -218,6 +218,6 @@ def _check_finite(points: UpdatePoints) -> None:
     ):
         if name == "stored velocity" and table["std"].isna().any():
             continue  # re-noised leaves: nothing was stored, it is evaluated before the first step
-        good = np.isfinite(array).reshape(len(array), -1).all(1)[rows]
+        good = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))[rows]
         if not good.all():
             raise GateError(f"update: the {name} is not finite at {name_rows(table[~good])}.")

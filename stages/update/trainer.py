@@ -97,7 +97,8 @@ def train(
                 adam.step()
                 numbers = {"loss": loss, "grad_norm": float(norm), "param_change": _distance(parameters, old)}
                 records.append(_record(points, step, measured, lr=optimizer.lr, **numbers))
-                remembered = objective.remember(remembered, _rows(points, measured).iloc[step.points])
+                seen_now = _rows(points, measured).iloc[step.points].assign(updates=executed)
+                remembered = objective.remember(remembered, seen_now)
                 executed += 1
         change = _distance(parameters, before)
         if executed:
