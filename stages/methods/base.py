@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from stages.advantage.tokens import TokenCredit
-    from stages.rollout.conditions import PerturbSpec
+    from stages.rollout.perturb import PerturbSpec
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,7 @@ class FluxPolicy:
                 f"{2 * self.factor}, got {spec.height}×{spec.width}."
             )
         rows, columns = spec.height // (2 * self.factor), spec.width // (2 * self.factor)
+        self.image_tokens = (rows, columns)  # squares of 2·factor pixels, row by row
         self.latent_shape = (rows * columns, int(self.module.config.in_channels))
         self._image_ids = type(pipe)._prepare_latent_image_ids(1, rows, columns, self.device, torch.float32)
         self._unpack = type(pipe)._unpack_latents
@@ -126,15 +127,38 @@ class FluxPolicy:
         return images
 
 
+@dataclass(frozen=True)
+class Tokens:
+    """One text as an encoder reads it.
+
+    ids: [1, L], padded or cut to the encoder's length. content: [L] bool, the text itself: no start, end or pad token.
+    embeddings: [L, width] input embeddings of the tokens.
+    """
+
+    ids: torch.Tensor
+    content: torch.Tensor
+    embeddings: torch.Tensor
+
+
 class FluxTextEncoder:
-    """The text side of a FLUX folder, loaded only while prompts are embedded."""
+    """The text side of a FLUX folder, loaded only while prompts are embedded, or while their neighbours are looked for.
+
+    encoders: what each text encoder of the pipeline contributes to the conditions, by component: CLIP the pooled
+        vector, T5 the token embeddings.
+    """
 
     family = "flux"
+    encoders: ClassVar[Mapping[str, str]] = {
+        "text_encoder": "pooled_prompt_embeds",
+        "text_encoder_2": "prompt_embeds",
+    }
 
     def __init__(self, spec: PolicySpec, base: Path | None = None) -> None:
         self.base = Path(base or spec.base)
         self.pipe = load_pipeline(self.base, without=("transformer", "vae"))
         self.pipe.to(spec.device)
+        for name in self.encoders:
+            getattr(self.pipe, name).requires_grad_(False)
         self.length = min(self.pipe.tokenizer_2.model_max_length, 512)
 
     @torch.no_grad()
@@ -151,6 +175,42 @@ class FluxTextEncoder:
     def truncated(self, texts: Sequence[str]) -> list[bool]:
         """Which prompts are longer than the T5 tokenizer's limit, so that their end is cut."""
         return [len(ids) > self.length for ids in self.pipe.tokenizer_2(list(texts), truncation=False).input_ids]
+
+    def tokens(self, encoder: str, text: str) -> Tokens:
+        """A text as one of the encoders reads it."""
+        module = getattr(self.pipe, encoder)
+        tokenizer = getattr(self.pipe, encoder.replace("text_encoder", "tokenizer"))
+        length = tokenizer.model_max_length if encoder == "text_encoder" else self.length
+        ids = tokenizer([text], padding="max_length", max_length=length, truncation=True, return_tensors="pt").input_ids
+        marks = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id]
+        content = ~torch.isin(ids[0], torch.tensor([mark for mark in marks if mark is not None]))
+        ids = ids.to(module.device)
+        return Tokens(ids, content.to(module.device), module.get_input_embeddings().weight[ids[0]])
+
+    def perturbed(self, encoder: str, tokens: Tokens, delta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What an encoder makes of a text whose content tokens' input embeddings are moved by `delta` [N, L, width].
+
+        The graph is kept. Returns the encoder's part of the conditions, [N, …] as in `encode`, and the vector that
+        stands for the whole text, [N, width]: CLIP's pooled output, the mean of T5's outputs at content tokens.
+        """
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        module, inside = getattr(self.pipe, encoder), tokens.content[:, None]
+        table = module.get_input_embeddings().weight
+        # T5 knows its table under two names and looks tokens up under one of them.
+        lookups = [part for part in module.modules() if isinstance(part, torch.nn.Embedding) and part.weight is table]
+        hooks = [part.register_forward_hook(lambda part, given, found: found + delta * inside) for part in lookups]
+        try:
+            # The one attention whose backward pass adds in a fixed order on a GPU too.
+            with sdpa_kernel(SDPBackend.MATH):
+                out = module(tokens.ids.expand(len(delta), -1))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if encoder == "text_encoder":
+            return out.pooler_output, out.pooler_output
+        hidden = out.last_hidden_state
+        return hidden, (hidden * inside).sum(1) / inside.sum()
 
 
 def load_pipeline(base: Path, without: Sequence[str]) -> Any:

@@ -131,6 +131,8 @@ def summary(result: Trained, round_: int, with_gradient: int = 1, frozen: int = 
     """
     taken = [step for step in result.steps if not step["skipped"]]
     count = sum(step["points"] for step in taken)
+    rated = [step for step in taken if step["ratio_mean"] is not None]
+    ratios = sum(step["ratio_mean"] * step["points"] for step in rated)
     total: dict[str, Any] = {
         "steps": len(taken),
         "skipped_steps": len(result.steps) - len(taken),
@@ -139,9 +141,9 @@ def summary(result: Trained, round_: int, with_gradient: int = 1, frozen: int = 
         "zero_advantages": sum(step["zero_advantages"] for step in result.steps),
         "param_change": result.param_change,
         "loss": sum(step["loss"] for step in taken) / len(taken) if taken else None,
-        "ratio_mean": sum(step["ratio_mean"] * step["points"] for step in taken) / count if taken else None,
-        "ratio_min": min((step["ratio_min"] for step in taken), default=None),
-        "ratio_max": max((step["ratio_max"] for step in taken), default=None),
+        "ratio_mean": ratios / count if rated else None,
+        "ratio_min": min((step["ratio_min"] for step in rated), default=None),
+        "ratio_max": max((step["ratio_max"] for step in rated), default=None),
         "clip_fraction": sum(step["clip_fraction"] * step["points"] for step in taken) / count if taken else None,
         "grad_norm": max((step["grad_norm"] for step in taken), default=None),
         "lr": taken[0]["lr"] if taken else None,

@@ -117,9 +117,9 @@ def load_weights(policy: FluxPolicy, folder: Path, which: Which) -> None:
         GranularError: a file is missing, or a key or shape does not match.
     """
     state = read_state(folder, policy.spec.family)
-    # A delivered policy holds its one set of weights under the name that diffusers looks for.
-    same = state.digests["train"] == state.digests["ema"]
-    source = policy.base / "transformer" if state.round == 0 else folder / FOLDERS["train" if same else which]
+    if which == "ema" and state.digests["train"] == state.digests["ema"]:
+        which = "train"  # a delivered policy holds its one set of weights under the name that diffusers looks for
+    source = policy.base / "transformer" if state.round == 0 else folder / FOLDERS[which]
     load_strict(policy.module, read_tensors(source), str(source))
 
 

@@ -28,7 +28,7 @@ class Trained:
 
     transitions: one row per point: edge, prompt, s, member, optimizer_step, advantage, log_ratio, ratio, clip_side,
         path_variance, weight, velocity_grad_norm ‖∂L/∂v‖, share (of the parent's gradient, ⟨g, Σg⟩/‖Σg‖²; a parent's
-        shares sum to 1). Ratios are null where the optimizer step was skipped.
+        shares sum to 1). Ratios are null where the optimizer step was skipped, or where the objective has none.
     steps: one record per optimizer step. param_change: ‖θ_end − θ_start‖. moments: AdamW's state afterwards.
     memory: what the objective remembers.
     """
@@ -178,6 +178,7 @@ def _record(
     points: UpdatePoints, step: Step, measured: Mapping[str, np.ndarray], skipped: bool = False, **numbers: float
 ) -> dict[str, Any]:
     ratio = measured["ratio"][step.points]
+    measures = (("ratio_mean", ratio.mean), ("ratio_min", ratio.min), ("ratio_max", ratio.max))
     record: dict[str, Any] = {
         "optimizer_step": step.number,
         "skipped": skipped,
@@ -187,9 +188,8 @@ def _record(
     }
     if not skipped:
         record |= {
-            "ratio_mean": float(ratio.mean()),
-            "ratio_min": float(ratio.min()),
-            "ratio_max": float(ratio.max()),
+            # An objective may have no ratio.
+            **{name: None if np.isnan(ratio).any() else float(measure()) for name, measure in measures},
             "clip_fraction": float(np.abs(measured["clip_side"][step.points]).mean()),
             **numbers,
         }
