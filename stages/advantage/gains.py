@@ -41,11 +41,13 @@ class Gains:
         gains = states.drop(columns=["leaf", "status", "reason"], errors="ignore").rename(columns={"reward": "after"})
         gains = gains.assign(s=gains["s"].astype(np.int64) - 1)
         gains = gains.merge(before, on=[*SERIES, "s"], validate="one_to_one")
-        for name, s in (("first", 0), ("last", states["s"].max())):
+        # The tree knows the last state even where all its estimates failed.
+        last = int((table if rollout is None else rollout.leaves)["s"].max())
+        for name, s in (("first", 0), ("last", last)):
             end = states.loc[states["s"] == s, [*SERIES, "reward"]].rename(columns={"reward": name})
             gains = gains.merge(end, on=SERIES, how="left")
         if not self.count_last:
-            gains = gains[gains["s"] < states["s"].max() - 1].reset_index(drop=True)
+            gains = gains[gains["s"] < last - 1].reset_index(drop=True)
         return gains.assign(reward=gains["after"] - gains["before"])
 
 

@@ -22,64 +22,52 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from stages.advantage.credit import Clip, Combine, Credit, Total, ZScore
+from stages.advantage.credit import Clip, Combine, Credit, Total
 from stages.advantage.gains import Gains
 from stages.core.errors import GranularError
-from stages.methods.base import Method, Plan, refuse_steps
+from stages.methods.base import Plan
+from stages.methods.flow_grpo import FlowFamily
 from stages.rollout.kernels import Kernel
 from stages.rollout.tree import Tree
-from stages.update.ppo import PPO, KLForm
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 @dataclass(frozen=True, kw_only=True)
-class DenseGRPO(Method):
-    """Knobs of DenseGRPO.
+class DenseGRPO(FlowFamily):
+    """Knobs of DenseGRPO; the others are those of `FlowFamily`.
 
     eta: noise level of every step in the first round. eta_range: levels never leave this range.
     imbalance: ε_1, up to which share of the dense rewards the two signs may differ in number to count as equal.
     eta_step: ε_2, how far a level moves per round; 0 keeps all levels at `eta`.
-    noise: an x_T of its own for every member, or one for the group.
-    combine: whether several scorers' rewards are summed, as in Flow-GRPO, or the advantages made of each. Either way
-        the signs of all scorers' gains are counted.
-    optimizer_steps: the group is split into this many optimizer steps per round, by member.
-    kl_coef, kl_form: weight and form of the KL to the start of the run.
+    same_latent: whether a group shares x_T.
     """
 
-    eta: Annotated[float, Field(gt=0)] = 0.7
-    eta_range: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (0.1, 1.5)
+    eta_range: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (0.1, 1.0)
     imbalance: Annotated[float, Field(ge=0, le=1)] = 0.1
     eta_step: Annotated[float, Field(ge=0)] = 0.02
-    noise: Literal["shared", "separate"] = "separate"
-    combine: Literal["rewards", "advantages"] = "rewards"
-    optimizer_steps: Annotated[int, Field(ge=1)] = 2
-    kl_coef: Annotated[float, Field(ge=0)] = 0.04
-    kl_form: KLForm = "flow_grpo"
+    same_latent: bool = False
+    global_std: bool = False
 
-    AFTER_SAMPLING: ClassVar[frozenset[str]] = Method.AFTER_SAMPLING | {
-        *("eta_range", "imbalance", "eta_step", "combine", "kl_coef", "kl_form")
-    }
-
-    @property
-    def zero_groups(self) -> Literal["drop"]:
-        return "drop"
+    AFTER_SAMPLING: ClassVar[frozenset[str]] = FlowFamily.AFTER_SAMPLING | {"eta_range", "imbalance", "eta_step"}
 
     def check(self, plan: Plan) -> None:
-        refuse_steps(self.optimizer_steps, plan.group)
+        super().check(plan)
         low, high = self.eta_range
         if not low <= self.eta <= high:
             raise GranularError(f"method.eta_range: [{low:g}, {high:g}] must hold method.eta, {self.eta:g}.")
+        if self.kernel == "cps" and high > 1:
+            raise GranularError(f"method.eta_range: the noise level of kernel cps is at most 1, got {high:g}.")
 
     def grow(self, tree: Tree, plan: Plan) -> None:
         steps, levels = plan.grid.steps, plan.memory.get("eta", {})
-        kernels = [Kernel("flow_sde", levels.get(str(s), self.eta)) for s in range(steps)]
-        roots = [tree.root(i) for i in range(plan.group)] if self.noise == "separate" else [tree.root()] * plan.group
+        kernels = [Kernel(self.kernel, levels.get(str(s), self.eta)) for s in range(steps)]
+        roots = [tree.root()] * plan.group if self.same_latent else [tree.root(i) for i in range(plan.group)]
         for root in dict.fromkeys(roots):
             tree.complete(root, range(steps), s=0)
         for member, at in enumerate(roots):
@@ -102,14 +90,5 @@ class DenseGRPO(Method):
 
     @property
     def credit(self) -> Credit:
-        return Credit(
-            *([Combine()] if self.combine == "rewards" else []),
-            Gains(),
-            ZScore(within=("prompt", "s", "scorer"), ddof=0, eps=1e-4),
-            Total(over=("scorer",), rewards=True),
-            Clip(self.adv_clip),
-        )
-
-    @property
-    def objective(self) -> PPO:
-        return PPO(clip_range=self.clip_range, kl_coef=self.kl_coef, kl_form=self.kl_form)
+        normalised = self.standardise("prompt", "s")
+        return Credit(Combine(), Gains(), normalised, Total(over=("scorer",), rewards=True), Clip(self.adv_clip))

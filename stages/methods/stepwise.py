@@ -28,45 +28,39 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from stages.advantage.credit import Clip, Combine, Credit, Total, ZScore
+from stages.advantage.credit import Clip, Combine, Credit, Total
 from stages.advantage.gains import Gains
 from stages.core.errors import GranularError
-from stages.methods.base import Method, Plan, refuse_steps
+from stages.methods.base import Plan
+from stages.methods.flow_grpo import FlowFamily
 from stages.rollout.kernels import Kernel
 from stages.rollout.tree import Member, Tree
-from stages.update.ppo import PPO, KLForm
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepwiseFlowGRPO(Method):
-    """Knobs of Stepwise-Flow-GRPO.
+class StepwiseFlowGRPO(FlowFamily):
+    """Knobs of Stepwise-Flow-GRPO; the others are those of `FlowFamily`.
 
     substeps: T' ≥ 1, evaluations behind one estimate; `grid` walks the remaining base steps instead.
     kernel, eta: how a step draws, and its noise level (the `a` of the DDIM-style kernels).
-    noise: one x_T for the group, or one of its own for every member.
+    same_latent: one x_T for the group, or one of its own for every member.
     normalise: one mean and std for all gains of the prompt, or (worse in the paper) one per step.
     last_step: whether the step to the image is `trained`; if not, its gain is `counted` in the joint statistics or
         `left_out` of them.
-    combine: whether several scorers' rewards are summed, as in Flow-GRPO, or what is made of each.
-    optimizer_steps: the group is split into this many optimizer steps per round, by member.
-    kl_coef, kl_form: weight and form of the KL to the start of the run.
     """
 
     substeps: Annotated[int, Field(ge=1)] | Literal["grid"] = 5
     kernel: Literal["flow_sde", "ddim_intent", "ddim_literal", "ddim_sigma", "ddim_sigma_clamped"] = "flow_sde"
-    eta: Annotated[float, Field(gt=0)] = 0.7
-    noise: Literal["shared", "separate"] = "shared"
+    same_latent: bool = True
     normalise: Literal["joint", "per_step"] = "joint"
     last_step: Literal["trained", "counted", "left_out"] = "counted"
-    combine: Literal["rewards", "advantages"] = "rewards"
-    optimizer_steps: Annotated[int, Field(ge=1)] = 2
-    kl_coef: Annotated[float, Field(ge=0)] = 0.04
-    kl_form: KLForm = "flow_grpo"
+    global_std: bool = False
+    zero_groups: Literal["keep", "drop"] = "keep"
 
-    AFTER_SAMPLING: ClassVar[frozenset[str]] = Method.AFTER_SAMPLING | {*("normalise", "combine", "kl_coef", "kl_form")}
+    AFTER_SAMPLING: ClassVar[frozenset[str]] = FlowFamily.AFTER_SAMPLING | {"normalise"}
 
     def check(self, plan: Plan) -> None:
-        refuse_steps(self.optimizer_steps, plan.group)
+        super().check(plan)
         if self.last_step == "trained" and not self.std(plan, plan.grid.steps - 1):
             raise GranularError(
                 f"method.last_step: the last step of kernel '{self.kernel}' has no noise and cannot be trained; "
@@ -81,8 +75,7 @@ class StepwiseFlowGRPO(Method):
     def grow(self, tree: Tree, plan: Plan) -> None:
         last = plan.grid.steps - 1
         kernel = Kernel(self.kernel, self.eta)
-        members = range(plan.group)
-        states = [tree.root()] * plan.group if self.noise == "shared" else [tree.root(i) for i in members]
+        states = [tree.root()] * plan.group if self.same_latent else [tree.root(i) for i in range(plan.group)]
         for s in range(last + 1):
             self._estimate(tree, states, s, plan)
             noisy = self.std(plan, s) > 0
@@ -108,15 +101,6 @@ class StepwiseFlowGRPO(Method):
 
     @property
     def credit(self) -> Credit:
-        within = ("prompt", "scorer") if self.normalise == "joint" else ("prompt", "s", "scorer")
-        return Credit(
-            *([Combine()] if self.combine == "rewards" else []),
-            Gains(count_last=self.last_step != "left_out"),
-            ZScore(within=within, ddof=0, eps=1e-4),
-            Total(over=("scorer",), rewards=True),
-            Clip(self.adv_clip),
-        )
-
-    @property
-    def objective(self) -> PPO:
-        return PPO(clip_range=self.clip_range, kl_coef=self.kl_coef, kl_form=self.kl_form)
+        gains = Gains(count_last=self.last_step != "left_out")
+        normalised = self.standardise("prompt") if self.normalise == "joint" else self.standardise("prompt", "s")
+        return Credit(Combine(), gains, normalised, Total(over=("scorer",), rewards=True), Clip(self.adv_clip))

@@ -26,70 +26,52 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from stages.advantage.credit import Clip, Combine, Credit, Step, Total, ZScore
+from stages.advantage.credit import Clip, Combine, Credit, Step, Total
 from stages.advantage.gains import Gains, TurningPoints
 from stages.core.errors import GranularError
-from stages.methods.base import Method, Plan, refuse_steps
+from stages.methods.base import Plan
+from stages.methods.flow_grpo import FlowFamily
 from stages.rollout.kernels import Kernel
 from stages.rollout.tree import Tree
-from stages.update.ppo import PPO, KLForm
 
 
 @dataclass(frozen=True, kw_only=True)
-class TPGRPO(Method):
-    """Knobs of TP-GRPO.
+class TPGRPO(FlowFamily):
+    """Knobs of TP-GRPO; the others are those of `FlowFamily`.
 
     window: W, stochastic and trained steps from s = 0; `null` is all but the last, T−1.
-    kernel, eta: how a step draws, and its noise level.
-    noise: an x_T of its own for every member, or one for the group.
+    same_latent: whether a group shares x_T.
     ode_baseline: whether R_0 starts from the member's x_T (`paired`) or from another one.
     turning: `consistent` asks turning points for Definition 5.1 too, `sign` for 4.1 alone; `none` pays d_j everywhere.
     balance, device_batch: see `TurningPoints`.
-    combine: whether several scorers' rewards are summed, as released, or each has turning points and a z-score of its
-        own.
-    optimizer_steps: the group is split into this many optimizer steps per round, by member.
-    log_ratio: `cps` belongs to the kernel of that name; `mean` is the Gaussian log-ratio.
-    kl_coef, kl_form: weight and form of the KL to the start of the run.
     """
 
-    clip_range: Annotated[float, Field(gt=0)] = 1e-5
     window: Annotated[int, Field(ge=1)] | None = None
-    kernel: Literal["cps", "flow_sde", "dance_sde"] = "cps"
-    eta: Annotated[float, Field(gt=0, lt=2)] = 0.7
-    noise: Literal["shared", "separate"] = "separate"
+    same_latent: bool = False
     ode_baseline: Literal["paired", "unpaired"] = "paired"
     turning: Literal["consistent", "sign", "none"] = "consistent"
     balance: Literal["prompt", "device_batch", "none"] = "prompt"
     device_batch: Annotated[int, Field(ge=1)] = 9
-    combine: Literal["rewards", "advantages"] = "rewards"
-    optimizer_steps: Annotated[int, Field(ge=1)] = 2
-    log_ratio: Literal["cps", "mean"] = "cps"
+    kernel: Literal["flow_sde", "cps", "dance_sde"] = "cps"
+    global_std: bool = False
+    clip_range: Annotated[float, Field(gt=0)] = 1e-5
     kl_coef: Annotated[float, Field(ge=0)] = 1e-4
-    kl_form: KLForm = "gaussian"
 
-    AFTER_SAMPLING: ClassVar[frozenset[str]] = Method.AFTER_SAMPLING | {
-        *("turning", "balance", "device_batch", "combine", "log_ratio", "kl_coef", "kl_form")
-    }
-
-    @property
-    def zero_groups(self) -> Literal["drop"]:
-        return "drop"
+    AFTER_SAMPLING: ClassVar[frozenset[str]] = FlowFamily.AFTER_SAMPLING | {"turning", "balance", "device_batch"}
 
     def check(self, plan: Plan) -> None:
-        refuse_steps(self.optimizer_steps, plan.group)
-        longest = plan.grid.steps - (self.kernel == "cps")  # the last step of CPS has no noise
-        if (self.window or 1) > longest:
+        super().check(plan)
+        possible = self.noisy(plan.grid.steps)
+        if (self.window or 1) > possible:
             raise GranularError(
-                f"method.window: at most {longest} of {plan.grid.steps} steps can be stochastic with kernel "
-                f"'{self.kernel}', got {self.window}."
+                f"method.window: at most {possible} of {plan.grid.steps} steps can be stochastic with kernel "
+                f"{self.kernel}, got {self.window}."
             )
-        if self.log_ratio == "cps" and self.kernel != "cps":
-            raise GranularError(f"method.log_ratio: cps belongs to kernel 'cps'; use mean with '{self.kernel}'.")
 
     def grow(self, tree: Tree, plan: Plan) -> None:
         steps, group = plan.grid.steps, plan.group
         kernel = Kernel(self.kernel, self.eta)
-        roots = [tree.root(i) for i in range(group)] if self.noise == "separate" else [tree.root()] * group
+        roots = [tree.root()] * group if self.same_latent else [tree.root(i) for i in range(group)]
         starts = roots if self.ode_baseline == "paired" else [tree.root(i, noise=group + i) for i in range(group)]
         for start in dict.fromkeys(starts):
             tree.complete(start, range(steps), s=0)
@@ -105,16 +87,10 @@ class TPGRPO(Method):
         if self.turning != "none":
             turning = [TurningPoints(self.turning == "consistent", self.balance, self.device_batch)]
         return Credit(
-            *([Combine()] if self.combine == "rewards" else []),
+            Combine(),
             Gains(),
             *turning,
-            ZScore(within=("prompt", "s", "scorer"), ddof=0, eps=1e-4),
+            self.standardise("prompt", "s"),
             Total(over=("scorer",), rewards=True),
             Clip(self.adv_clip),
         )
-
-    @property
-    def objective(self) -> PPO:
-        return PPO(
-            clip_range=self.clip_range, log_ratio=self.log_ratio, kl_coef=self.kl_coef, kl_form=self.kl_form
-        )  # fmt: skip
