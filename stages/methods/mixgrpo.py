@@ -27,7 +27,7 @@ from stages.advantage.credit import Clip, Credit, Total, ZScore
 from stages.core.errors import GranularError
 from stages.methods.base import Method, Plan, refuse_steps
 from stages.rollout.kernels import Kernel
-from stages.rollout.tree import Tree
+from stages.rollout.tree import Member, Tree
 from stages.update.ppo import PPO
 
 
@@ -106,12 +106,16 @@ class MixGRPO(Method):
             start = tree.ode(start, s + 1)
         for member in range(plan.group):
             step = plan.optimizer_step(member, self.optimizer_steps)
-            at = start
+            before = at = start
             for s in window:
-                at = tree.sde(at, s + 1, kernel, member=member, optimizer_step=step)
-            for s in range(window[-1] + 1, plan.grid.steps):
-                at = tree.ode(at, s + 1)
-            tree.leaf(at)
+                before, at = at, tree.sde(at, s + 1, kernel, member=member, optimizer_step=step)
+            tree.leaf(self.finish(tree, plan, before, at, window[-1] + 1))
+
+    def finish(self, tree: Tree, plan: Plan, before: Member, at: Member, s: int) -> Member:
+        """The image of a state at grid index s, the first behind the window; `before` is the window's last."""
+        for to in range(s + 1, plan.grid.steps + 1):
+            at = tree.ode(at, to)
+        return at
 
     @property
     def credit(self) -> Credit:
