@@ -123,10 +123,10 @@ class Driver:
             with self.store.scratch(request.stage) as scratch:
                 folders = {key: one.path for key, one in inputs.items()}
                 began = time.time()
-                self.worker.run(request.stage, folders, spec, scratch)
+                known = self.worker.run(request.stage, folders, spec, scratch)
                 seconds = round(time.time() - began, 3)
                 write_json(scratch / "request.json", {"inputs": _portable(folders), "spec": asdict(spec)})
-                published = self.store.publish(request, scratch, {"began": began, "seconds": seconds})
+                published = self.store.publish(request, scratch, {"began": began, "seconds": seconds}, known)
         except BaseException as error:
             self._tell(name, round_, "failed", str(error) or type(error).__name__)
             raise

@@ -166,15 +166,19 @@ class Store:
         finally:
             shutil.rmtree(attempt, ignore_errors=True)
 
-    def publish(self, request: Request, scratch: Path, log: Mapping[str, Any]) -> Published:
+    def publish(
+        self, request: Request, scratch: Path, log: Mapping[str, Any], known: Mapping[str, str] | None = None
+    ) -> Published:
         """Name the outputs in `scratch` and move them into the store.
+
+        known: digests of outputs that whoever wrote them took already.
 
         Finding an equal result there already is success.
 
         Raises:
             GranularError: another driver published a *different* result under this fingerprint meanwhile.
         """
-        outputs = digest.of_parts(scratch, BESIDE)
+        outputs = digest.of_parts(scratch, BESIDE, known)
         if not outputs:
             raise GranularError(f"stage {request.stage} wrote nothing, so there is nothing to publish.")
         manifest = {

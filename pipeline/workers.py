@@ -30,8 +30,11 @@ def method_module(name: str) -> str:
 class Worker(Protocol):
     """Runs stages, and says by which code."""
 
-    def run(self, stage: str, inputs: Mapping[str, Path], spec: Any, out: Path) -> None:
-        """One stage call; returns when its outputs are complete in `out`, raises otherwise."""
+    def run(self, stage: str, inputs: Mapping[str, Path], spec: Any, out: Path) -> Mapping[str, str] | None:
+        """One stage call; returns when its outputs are complete in `out`, raises otherwise.
+
+        What it returns are digests of large outputs, taken while they were in memory: these need not be read again.
+        """
 
     def code(self, stage: str, uses: Sequence[str]) -> str:
         """Digest of the code behind a stage; `uses` names the method and scorer modules in use."""
@@ -50,7 +53,7 @@ class InlineWorker:
         self.threads = threads
         self._resident: Any = None
 
-    def run(self, stage: str, inputs: Mapping[str, Path], spec: Any, out: Path) -> None:
+    def run(self, stage: str, inputs: Mapping[str, Path], spec: Any, out: Path) -> Mapping[str, str] | None:
         if self._resident is None:
             import torch
 
@@ -59,7 +62,7 @@ class InlineWorker:
             if self.threads:
                 torch.set_num_threads(self.threads)
             self._resident = Resident()
-        import_module(f"stages.{stage}.stage").run(inputs, spec, self._resident, out)
+        return import_module(f"stages.{stage}.stage").run(inputs, spec, self._resident, out)
 
     def code(self, stage: str, uses: Sequence[str]) -> str:
         offered = {*SCORERS.values(), *code.modules_of("stages.methods")} - {"stages.methods.base"}

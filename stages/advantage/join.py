@@ -35,26 +35,24 @@ def scored_leaves(rollout: Rollout, rewards: Mapping[str, pd.DataFrame], weights
         if given["leaf"].duplicated().any():
             leaf = given["leaf"][given["leaf"].duplicated()].iloc[0]
             raise GranularError(f"rewards.{scorer}: leaf {leaf} has more than one row; score the round again.")
-        pairs = given[["leaf", "prompt"]].merge(leaves[["leaf", "prompt"]], how="left", indicator=True)
-        strange = given[(pairs["_merge"] == "left_only").to_numpy()]
+        place = pd.Index(leaves["leaf"]).get_indexer(given["leaf"])
+        strange = given[(place < 0) | (leaves["prompt"].to_numpy()[place] != given["prompt"].to_numpy())]
         if len(strange):
             row = strange.iloc[0]
             raise GranularError(
                 f"rewards.{scorer}: leaf {row['leaf']} of prompt {row['prompt']} is not in this rollout "
                 f"({len(strange)} such rows); these rewards belong to another round."
             )
-        table = leaves.merge(given[["leaf", "value", "status", "reason"]], on="leaf", how="left")
-        value = table.pop("value").astype(np.float64)
-        status = table["status"].fillna("missing")
-        reason = table["reason"].fillna("").mask(table["status"].isna(), "the scorer wrote no row")
-        broken = (status == "ok") & ~np.isfinite(value)
-        reason = reason.mask(broken, [f"not a finite number: {number}" for number in value])
-        status = status.mask(broken, "failed")
-        tables.append(
-            table.assign(
-                scorer=scorer, weight=float(weight), reward=value.where(status == "ok"), status=status, reason=reason
-            )
-        )
+        value = np.full(len(leaves), np.nan)
+        status = np.full(len(leaves), "missing", object)
+        reason = np.full(len(leaves), "the scorer wrote no row", object)
+        value[place] = given["value"]
+        status[place] = given["status"].fillna("missing")
+        reason[place] = given["reason"].fillna("").where(given["status"].notna(), "the scorer wrote no row")
+        for row in np.flatnonzero((status == "ok") & ~np.isfinite(value)):
+            status[row], reason[row] = "failed", f"not a finite number: {value[row]}"
+        reward = np.where(status == "ok", value, np.nan)
+        tables.append(leaves.assign(status=status, reason=reason, scorer=scorer, weight=float(weight), reward=reward))
     return pd.concat(tables, ignore_index=True)
 
 

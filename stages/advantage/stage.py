@@ -76,13 +76,28 @@ def rank_correlation(table: pd.DataFrame) -> dict[str, dict[str, float | None]]:
     strides = sorted(int(stride) for stride in first["stride"].unique())
     for scorer, rows in first.groupby("scorer", sort=False) if len(strides) > 1 else ():
         wide = rows.pivot(index=KEYS, columns="stride", values="reward").dropna()
-        ranks = wide.groupby(level=["prompt", "s"]).rank()
-        ranks -= ranks.groupby(level=["prompt", "s"]).transform("mean")
+        groups = wide.groupby(level=["prompt", "s"]).ngroup().to_numpy()
+        ranks = {stride: _centred_ranks(groups, wide[stride].to_numpy()) for stride in strides}
         result[str(scorer)] = {}
         for one, two in combinations(strides, 2):
             scale = float(np.sqrt((ranks[one] ** 2).sum() * (ranks[two] ** 2).sum()))
             result[str(scorer)][f"{one}/{two}"] = float((ranks[one] * ranks[two]).sum()) / scale if scale else None
     return result
+
+
+def _centred_ranks(groups: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The rank of each value in its group (the mean one where values tie), minus the group's mean rank."""
+    order = np.lexsort((values, groups))
+    new_group = np.diff(groups[order], prepend=-1) != 0
+    new_value = new_group | (np.diff(values[order], prepend=np.nan) != 0)
+
+    def mean_place(new: np.ndarray) -> np.ndarray:
+        block = np.cumsum(new) - 1
+        return (np.bincount(block, np.arange(len(block))) / np.bincount(block))[block]
+
+    ranks = np.empty(len(values))
+    ranks[order] = mean_place(new_value) - mean_place(new_group)
+    return ranks
 
 
 def run(inputs: Mapping[str, Path], spec: AdvantageSpec, resident: Resident, out: Path) -> None:

@@ -67,7 +67,8 @@ def of_table(table: Any) -> str:
     for name in table.columns:
         column = table[name]
         if column.dtype.kind in "OUS" or not isinstance(column.dtype, np.dtype):
-            values = json.dumps([None if v is None or v != v else str(v) for v in column]).encode()
+            plain = column.to_numpy(object)  # iterating over a column of strings is slow
+            values = json.dumps([None if v is None or v != v else str(v) for v in plain]).encode()
             total.update(f"{name}|str|{len(column)}|".encode())
             total.update(values)
         else:
@@ -131,17 +132,28 @@ def _of_member(array: Any) -> str:
     return total.hexdigest()
 
 
-def of_parts(folder: Path, skip: frozenset[str] = frozenset({"log.json"})) -> dict[str, str]:
-    """Digests of a folder's parts by relative place: a part is a file, or an array or group of a Zarr store."""
+def of_parts(
+    folder: Path, skip: frozenset[str] = frozenset({"log.json"}), known: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Digests of a folder's parts by relative place: a part is a file, or an array or group of a Zarr store.
+
+    known: digests of parts that need not be read for it; a Zarr store is known as a whole or not at all.
+    """
+    known = known or {}
     found: dict[str, str] = {}
     for entry in sorted(folder.iterdir()):
         if entry.name in skip or entry.name == "__pycache__":
             continue
         if entry.is_dir():
-            inner = of_zarr(entry) if (entry / "zarr.json").is_file() else of_parts(entry, skip)
-            found.update({f"{entry.name}/{place}": value for place, value in inner.items()})
+            prefix = f"{entry.name}/"
+            inside = {place.removeprefix(prefix): value for place, value in known.items() if place.startswith(prefix)}
+            if not (entry / "zarr.json").is_file():
+                inside = of_parts(entry, skip, inside)
+            elif not inside:
+                inside = of_zarr(entry)
+            found.update({f"{prefix}{place}": value for place, value in inside.items()})
         else:
-            found[entry.name] = of_file(entry)
+            found[entry.name] = known.get(entry.name) or of_file(entry)
     return found
 
 

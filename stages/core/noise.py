@@ -18,7 +18,7 @@ def generator(
 ) -> np.random.Generator:
     """The generator of one stream; equal names give equal streams on every machine."""
     name = repr((int(seed), int(round_), int(prompt), str(purpose), tuple(int(p) for p in path), int(draw)))
-    key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=16).digest(), "little")
+    key = np.frombuffer(hashlib.blake2b(name.encode(), digest_size=16).digest(), "<u8")
     return np.random.Generator(np.random.Philox(key=key))
 
 

@@ -33,7 +33,7 @@ class Resident:
         self._scorers: dict[tuple[str, ScorerSpec, str | None], Scorer] = {}
         self._conditions: OrderedDict[tuple[str, tuple[int, ...]], Conditions] = OrderedDict()
         self._images: OrderedDict[str, np.ndarray] = OrderedDict()
-        self._rollout: tuple[str, bool, Rollout] | None = None
+        self._rollout: tuple[tuple[int, ...], bool, Rollout] | None = None
 
     def policy(self, spec: PolicySpec, base: Path) -> FluxPolicy:
         """The policy of a base folder, loaded once."""
@@ -87,12 +87,18 @@ class Resident:
 
     def rollout(self, folder: Path, latents: bool = True) -> Rollout:
         """A round's rollout; reward, advantage and update of one round read it once. `latents` False: tables do."""
-        from stages.rollout.store import read_rollout
+        from stages.rollout.store import NAME, read_rollout
 
-        key = str(folder.resolve())
+        key = _identity(folder / NAME)
         if self._rollout is None or self._rollout[:2] not in ((key, True), (key, latents)):
-            self._rollout = (key, latents, read_rollout(folder / "rollouts.zarr", latents=latents))
+            self._rollout = (key, latents, read_rollout(folder / NAME, latents=latents))
         return self._rollout[2]
+
+    def wrote(self, folder: Path, rollout: Rollout) -> None:
+        """Remember a rollout that was just written to a folder, so that this process need not read it back."""
+        from stages.rollout.store import NAME
+
+        self._rollout = (_identity(folder / NAME), True, rollout)
 
     def images(self, policy: FluxPolicy, rollout: Path, leaf_x: np.ndarray) -> np.ndarray:
         """The decoded leaves of a rollout, float32 [M, H, W, 3] in [0, 1]; scorers of one round share the decoding."""
@@ -101,3 +107,12 @@ class Resident:
             self._images.clear()  # one round at a time, also while the next one is decoded
             self._images[key] = policy.decode(leaf_x)
         return self._images[key]
+
+
+def _identity(store: Path) -> tuple[int, ...]:
+    """What tells one written Zarr store from any other, and stays when publication moves it (empty: not there)."""
+    try:
+        stat = (store / "zarr.json").stat()
+    except FileNotFoundError:
+        return ()
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -36,7 +37,8 @@ WEIGHTS = (
     *("open_clip_pytorch_model.bin", "open_clip_pytorch_model.pt"),
 )
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "spiece.model")
-# Text features kept between calls (a prompt comes back for every member, step and epoch); 4 KiB each for ViT-H.
+# Text features and lengths kept between calls (a prompt comes back for every member, step and epoch); 4 KiB each for
+# ViT-H.
 _REMEMBERED_TEXTS = 16384
 
 
@@ -219,6 +221,7 @@ class Tokenizer:
             size = self._encode.vocab_size
             self._length = lambda text: len(self._encode.encode(text)) + 2  # start and end marks
             self.digest = digest.of_json(["SimpleTokenizer", size, options])
+        self._length = lru_cache(_REMEMBERED_TEXTS)(self._length)
         if size > text_cfg.get("vocab_size", 49408):
             raise GranularError(
                 f"the tokenizer of {folder} has {size} tokens, the model in {CONFIG} only {text_cfg['vocab_size']}."

@@ -42,7 +42,8 @@ def run(inputs: Mapping[str, Path], spec: RewardSpec, resident: Resident, out: P
     if absent:
         raise GranularError(f"{inputs['prompts']}: the rollout used prompt {absent[0]}, which is not in the table.")
     rows = table.set_index("id").loc[asked]
-    metadata = [json.loads(text) for text in rows["metadata"]]
+    parsed = {text: json.loads(text) for text in rows["metadata"].unique()}
+    metadata = [parsed[text] for text in rows["metadata"].tolist()]
     rewards = score_images(scorer, images, rows["text"].tolist(), metadata, label=f"{spec.name} scores")
     leaves = reward_table(rollout.leaves, rollout.leaf_nodes, rewards)
     leaves.to_parquet(out / "rewards.parquet", index=False)
@@ -52,10 +53,11 @@ def run(inputs: Mapping[str, Path], spec: RewardSpec, resident: Resident, out: P
 
 def prompt_of_nodes(leaves: pd.DataFrame, leaf_nodes: np.ndarray) -> np.ndarray:
     """The prompt (row id) of each distinct leaf node, int64 [M]."""
-    pairs = leaves[["node", "prompt"]].drop_duplicates()
-    if pairs["node"].duplicated().any():
+    prompts = leaves["prompt"].to_numpy(np.int64)
+    nodes, first, place = np.unique(leaves["node"], return_index=True, return_inverse=True)
+    if (prompts[first][place] != prompts).any():
         raise AssertionError("a leaf node belongs to two prompts")
-    return pairs.set_index("node")["prompt"].loc[leaf_nodes].to_numpy(np.int64)
+    return prompts[first][np.searchsorted(nodes, leaf_nodes)]
 
 
 def reward_table(leaves: pd.DataFrame, leaf_nodes: np.ndarray, rewards: Sequence[Reward]) -> pd.DataFrame:

@@ -74,11 +74,11 @@ def sample(
     return shards
 
 
-def run(inputs: Mapping[str, Path], spec: RolloutSpec, resident: Resident, out: Path) -> None:
+def run(inputs: Mapping[str, Path], spec: RolloutSpec, resident: Resident, out: Path) -> dict[str, str]:
     """Sample a round.
 
     inputs: prompts, embeddings (folders of those stages), base (pipeline folder), policy (policy state folder).
-    Writes `rollouts.zarr`.
+    Writes `rollouts.zarr`; returns the digests of its parts.
     """
     policy = resident.policy(spec.policy, inputs["base"])
     state = read_state(inputs["policy"])
@@ -101,12 +101,12 @@ def run(inputs: Mapping[str, Path], spec: RolloutSpec, resident: Resident, out: 
     counted = sum(shard.evaluations for shard in shards)
     if counted != planned.evaluations:
         raise AssertionError(f"planned {planned.evaluations} evaluations, the engine did {counted}")
-    path = out / "rollouts.zarr"
     described = asdict(spec)
     # Where the base lies is not part of what was sampled.
     described["policy"].pop("base")
-    store.create(
-        path,
+    rollout, digests = store.write_round(
+        out / store.NAME,
+        shards,
         {
             "spec": described,
             "sigmas": make_grid(spec.grid).sigmas,
@@ -114,6 +114,8 @@ def run(inputs: Mapping[str, Path], spec: RolloutSpec, resident: Resident, out: 
             "shards": len(shards),
             "ledger": asdict(planned),
         },
+        spec.sampler.state_dtype,
+        policy.latent_dims,
     )
-    for number, shard in enumerate(shards):
-        store.write_shard(path, number, shard, spec.sampler.state_dtype, policy.latent_dims)
+    resident.wrote(out, rollout)
+    return digests

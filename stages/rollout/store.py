@@ -15,7 +15,7 @@ would move the first ratio away from 1). A missing shard reads as fill values in
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from stages.core import digest
 from stages.core.errors import GranularError
+from stages.core.zarr_files import write_array, write_group
 from stages.rollout.buffers import RolloutShard
 from stages.rollout.tree import EDGE, LEAF, NODE, RENOISED
 
 SCHEMA = 2
+NAME = "rollouts.zarr"
 
 
 @dataclass(frozen=True)
@@ -62,31 +65,44 @@ class Rollout:
         return self.renoised if len(self.renoised) else self.edges[self.edges["recorded"]]
 
 
-def create(path: Path, attrs: Mapping[str, Any]) -> None:
-    """An empty store; attrs must be JSON."""
-    import zarr
+def write_round(
+    path: Path, shards: Sequence[RolloutShard], attrs: Mapping[str, Any], state_dtype: str, dims: tuple[str, ...]
+) -> tuple[Rollout, dict[str, str]]:
+    """Write a whole round; returns it as it reads back, and the digest of every part of it (`stages.core.digest`)."""
+    attrs = create(path, attrs)
+    parts = [write_shard(path, number, shard, state_dtype, dims) for number, shard in enumerate(shards)]
+    digests = {"zarr.json": digest.of_json(attrs)}
+    for number, part in enumerate(parts):
+        digests[f"{_name(number)}/zarr.json"] = digest.of_json({"complete": True})
+        for name, (array, names) in part.items():
+            digests[f"{_name(number)}/{name}"] = digest.of_arrays({"/".join(names): array})
+    rollout = _join([{name: array for name, (array, _) in part.items()} for part in parts], attrs)
+    return rollout, {f"{path.name}/{place}": value for place, value in digests.items()}
 
-    group = zarr.create_group(str(path), zarr_format=3)
-    group.attrs.update({"schema": SCHEMA, **json.loads(json.dumps(attrs))})
+
+def create(path: Path, attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """An empty store; attrs must be JSON, and are returned as they read back."""
+    values = {"schema": SCHEMA, **json.loads(json.dumps(attrs))}
+    write_group(path, values)
+    return values
 
 
-def write_shard(path: Path, number: int, shard: RolloutShard, state_dtype: str, dims: tuple[str, ...]) -> None:
-    """One shard's group; its `complete` flag is the last thing written."""
-    import zarr
+def _name(number: int) -> str:
+    return f"shard-{number:04d}"
 
-    group = zarr.open_group(str(path), mode="r+").create_group(f"shard-{number:04d}", attributes={"complete": False})
+
+def write_shard(
+    path: Path, number: int, shard: RolloutShard, state_dtype: str, dims: tuple[str, ...]
+) -> dict[str, tuple[np.ndarray, tuple[str, ...]]]:
+    """One shard's group; its `complete` flag is the last thing written. Returns its arrays with their dimensions."""
+    group = path / _name(number)
+    write_group(group, {"complete": False})
+    written = {}
 
     def put(name: str, array: np.ndarray, *names: str) -> None:
-        # One chunk, hence one file; latents are mostly noise and do not compress.
-        target = group.create_array(
-            name,
-            shape=array.shape,
-            dtype=array.dtype,
-            chunks=tuple(max(n, 1) for n in array.shape),
-            dimension_names=names,
-            compressors=None if len(names) > 1 else "auto",
-        )
-        target[...] = array
+        # Latents are mostly noise and do not compress.
+        write_array(group / name, array, names, compress=len(names) == 1)
+        written[name] = (array, names)
 
     forest = shard.forest
     put("prompt", forest.prompts, "prompt")
@@ -106,7 +122,8 @@ def write_shard(path: Path, number: int, shard: RolloutShard, state_dtype: str, 
     put("next_x", shard.next_x.astype(state_dtype), "next", *dims)
     put("leaf_node", shard.leaf_nodes, "image")
     put("leaf_x", shard.leaf_x.astype(state_dtype), "image", *dims)
-    group.attrs["complete"] = True
+    write_group(group, {"complete": True})
+    return written
 
 
 LATENTS = ("parent_x", "parent_v", "next_x", "leaf_x")

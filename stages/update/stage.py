@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from stages.update.trainer import Trained
 
 
-def run(inputs: Mapping[str, Path], spec: UpdateSpec, resident: Resident, out: Path) -> None:
+def run(inputs: Mapping[str, Path], spec: UpdateSpec, resident: Resident, out: Path) -> dict[str, str]:
     """Learn from one round.
 
     inputs: rollout, advantage, policy (state folder before), base, embeddings.
-    Writes `policy/` (state folder after), `transitions.parquet` and `update.json`.
+    Writes `policy/` (state folder after), `transitions.parquet` and `update.json`; returns the digests of the tensors.
 
     Raises:
         GranularError: the policy state is of another kind, base or round. GateError: see `stages.update.trainer`.
@@ -111,6 +111,7 @@ def run(inputs: Mapping[str, Path], spec: UpdateSpec, resident: Resident, out: P
     write_text(out / "update.json", json.dumps(numbers, indent=1) + "\n")
     resident.holds(policy, after.digests["train"])
     resident.memory["trainer"] = (_key(policy, after), result.moments, ema)
+    return {f"policy/{states.FILES[which]}": value for which, value in after.digests.items()}
 
 
 def average(ema: dict[str, torch.Tensor], weights: Mapping[str, torch.Tensor], decay: float) -> None:

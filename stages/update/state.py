@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,6 +34,8 @@ KIND = "full"
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 Which = Literal["train", "ema", "behaviour"]
 FOLDERS: dict[Which, str] = {"train": "transformer", "ema": "ema", "behaviour": "behaviour"}
+# Where the tensors lie whose digests a state names.
+FILES = {**{which: f"{folder}/{WEIGHTS}" for which, folder in FOLDERS.items()}, "optimizer": "optimizer.safetensors"}
 
 # name of a parameter -> {"step", "exp_avg", "exp_avg_sq"}
 Moments = dict[str, dict[str, "torch.Tensor"]]
@@ -222,14 +225,18 @@ def save(
             continue
         (out / folder).mkdir()
         _write_json(out / folder / "config.json", model_config(policy.module))
-        save_file(parts[which], out / folder / WEIGHTS, metadata={"format": "pt"})
-    save_file(parts["optimizer"], out / "optimizer.safetensors", metadata={"format": "pt"})
+    # Hashing and writing leave the interpreter to each other.
+    with ThreadPoolExecutor() as pool:
+        hashed = pool.map(digest.of_tensors, parts.values())
+        for which, tensors in parts.items():
+            save_file(tensors, out / FILES[which], metadata={"format": "pt"})
+        digests = dict(zip(parts, hashed))
     state = PolicyState(
         family=policy.spec.family,
         base=base,
         round=round_,
         optimizer_steps=steps,
-        digests={which: digest.of_tensors(tensors) for which, tensors in parts.items()},
+        digests=digests,
         memory=memory or {"plan": {}, "objective": {}},
     )
     _write_json(out / "state.json", asdict(state))

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.plan import RunPlan, ValidateSpec, ledger
 from pipeline.retention import RetentionSpec
-from pipeline.reuse import Store
+from pipeline.reuse import BESIDE, Store
 from pipeline.rounds import RunResult, align, run_stage
 from pipeline.workers import InlineWorker
 from stages.core import digest
@@ -129,3 +129,8 @@ def test_a_published_request_runs_the_stage_from_the_shell(real: Real, monkeypat
     monkeypatch.setattr(sys, "argv", ["advantage", "--request", os.fspath(request), "--out", os.fspath(out)])
     main(stage.run, AdvantageSpec, "advantage")
     assert digest.of_parts(out) == last.published.manifest["outputs"]
+
+
+def test_digests_taken_in_memory_are_those_of_the_published_bytes(real: Real) -> None:
+    for artifact in real.align("whole", 3).rounds[-1].artifacts().values():
+        assert digest.of_parts(artifact.published.folder, BESIDE) == artifact.published.manifest["outputs"]

@@ -1,11 +1,16 @@
 """A stored round reads back as it was sampled, whole or not at all, and opens in xarray with named dimensions."""
 
+from dataclasses import fields
+
 import numpy as np
+import pandas as pd
 import pytest
 import zarr
 
+from stages.core import digest
 from stages.core.errors import GranularError
-from stages.rollout.store import create, read_rollout, write_shard
+from stages.core.resident import Resident
+from stages.rollout.store import create, read_rollout, write_round, write_shard
 from tests.rollout.test_engine import forest, sample
 
 DIMS = ("token", "channel")
@@ -71,3 +76,35 @@ def test_latents_evicted_while_they_are_read_are_an_error_and_not_zeros(tmp_path
     monkeypatch.setattr(zarr.Array, "__getitem__", evicting)
     with pytest.raises(GranularError, match="no longer holds leaf_x"):
         read_rollout(path)
+
+
+@pytest.mark.parametrize("state_dtype", ["float32", "float16"])
+def test_what_the_writer_says_of_a_round_is_what_a_reader_finds(tmp_path, state_dtype):
+    path, shards = tmp_path / "rollouts.zarr", [sample(forest({"name": "g2rpo"}, prompts=(4,)))] * 2
+    attrs = {"spec": {"round_": 1}, "sigmas": (1.0, 0.0), "latent_dims": DIMS, "shards": 2}
+    said, digests = write_round(path, shards, attrs, state_dtype, DIMS)
+    assert digests == digest.of_parts(tmp_path)
+    back = read_rollout(path)
+    for field in fields(back):
+        one, two = getattr(said, field.name), getattr(back, field.name)
+        if isinstance(two, pd.DataFrame):
+            pd.testing.assert_frame_equal(one, two, check_exact=True)
+        elif isinstance(two, np.ndarray):
+            assert one.dtype == two.dtype and np.array_equal(one, two), field.name
+        else:
+            assert one == two
+
+
+def test_a_written_round_is_not_read_back_until_another_is_written(tmp_path):
+    def write_to(folder):
+        folder.mkdir()
+        shards = [sample(forest({"name": "g2rpo"}))]
+        return write_round(folder / "rollouts.zarr", shards, {"spec": {}, "shards": 1}, "float32", DIMS)[0]
+
+    resident = Resident()
+    mine, other = write_to(tmp_path / "a"), write_to(tmp_path / "b")
+    resident.wrote(tmp_path / "a", mine)
+    (tmp_path / "a").rename(tmp_path / "published")
+    assert resident.rollout(tmp_path / "published") is mine
+    assert resident.rollout(tmp_path / "b") is not mine
+    assert resident.rollout(tmp_path / "b").edges.equals(other.edges)
