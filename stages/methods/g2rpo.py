@@ -12,9 +12,11 @@ with reward models m. Loss per step: PPO with ratio clip 1e-4 on the dimension-a
 the paper is the clip of the advantage).
 
 Source: arXiv 2510.01982 (CVPR 2026); bcmi/Granular-GRPO. Defaults are those that most probably made the published
-numbers: schedule "code", update "A", Λ = {1, 2, 3}.
+numbers: schedule "code", update "A", Λ = {1, 2, 3}. `completion: sde` is ours, a control that keeps the number of
+images and takes their granularity away: every entry of Λ = {1, 1, 1} is one more image of the same branch, completed by
+stochastic steps that nobody trains, down to the x0_hat of the last state.
 Evaluations per prompt, K = |steps|, J = |Λ|, C = Σ_s Σ_λ ⌈(T−1−s)/λ⌉: K + G·(C − 2(J−1)K) with schedule "code"
-(strides share two nodes), K + G·(C − (J−1)K) with "literal" (they share one); K parents in the update.
+(strides share two nodes), K + G·(C − (J−1)K) with "literal" and with `sde` (they share one); K parents in the update.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ class G2RPO(Method):
     steps: trained grid indices s; `null` trains the noisier half, 0..⌊T/2⌋−1 (the released setting).
     granularities: strides Λ; a stride may repeat.
     schedule: how a completion walks the grid, see `completion`.
+    completion: the ODE, or Flow-SDE with fresh noise for every entry of Λ, which must all be 1 then.
     update: "A" takes one optimizer step per trained s, noisiest first (released); "B" one for all (the paper).
     eta: noise level of Flow-SDE.
     """
@@ -59,6 +62,7 @@ class G2RPO(Method):
     steps: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     granularities: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = (1, 2, 3)
     schedule: Literal["code", "literal"] = "code"
+    completion: Literal["ode", "sde"] = "ode"
     update: Literal["A", "B"] = "A"
     eta: Annotated[float, Field(gt=0)] = 0.7
 
@@ -70,8 +74,13 @@ class G2RPO(Method):
         trained = self.trained(plan.grid.steps)
         if not trained or trained[-1] > plan.grid.steps - 2:
             raise GranularError(
-                f"method.steps: G²RPO trains grid indices 0..{plan.grid.steps - 2} of a {plan.grid.steps}-step grid, "
-                f"got {list(trained)}."
+                f"method.steps: a trained step starts at one of grid indices 0..{plan.grid.steps - 2} of a "
+                f"{plan.grid.steps}-step grid, got {list(trained)}."
+            )
+        if self.completion == "sde" and set(self.granularities) != {1}:
+            raise GranularError(
+                "method.completion: sde repeats the same walk, so granularities must all be 1, "
+                f"got {list(self.granularities)}."
             )
 
     def grow(self, tree: Tree, plan: Plan) -> None:
@@ -82,8 +91,13 @@ class G2RPO(Method):
             if s in trained:
                 step = trained.index(s) if self.update == "A" else 0
                 for child in tree.branch(anchor, s + 1, kernel, range(plan.group), optimizer_step=step):
-                    for stride in self.granularities:
-                        tree.complete(child, completion(s + 1, plan.grid.steps, stride, self.schedule), stride=stride)
+                    for number, stride in enumerate(self.granularities):
+                        at, walk = child, completion(s + 1, plan.grid.steps, stride, self.schedule)
+                        if self.completion == "sde":
+                            for to in walk[1:]:
+                                at = tree.sde(at, to, kernel, record=False, noise=number)
+                            walk = walk[-1:]
+                        tree.complete(at, walk, stride=stride, s=s)
             if s < trained[-1]:
                 anchor = tree.ode(anchor, s + 1)
 

@@ -2,11 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
 
+from stages.advantage.stage import advantages
 from stages.core.errors import GranularError
 from stages.methods import Plan, build
 from stages.methods.g2rpo import G2RPO, completion
 from stages.rollout.grid import GridSpec, make_grid
+from tests.methods.branch_world import draw, flow_sde, images_of, states_of, velocity
+from tests.update.toy import PROMPTS, Net, Policy, roll, score
 
 GRID = make_grid(GridSpec(steps=16))
 STEPS = range(8)  # s = 0..7, k = 16..9
@@ -162,6 +166,93 @@ def test_a_stride_listed_again_is_a_leaf_but_no_evaluation():
     once, thrice = tree(granularities=[1]), tree(granularities=[1, 1, 1])
     assert once.ledger(scorers=1) == thrice.ledger(scorers=1)
     assert len(thrice.leaves["node"]) == 3 * len(once.leaves["node"])
+
+
+@pytest.mark.parametrize("strides", [[1], [1, 1], [1, 1, 1]])
+def test_repeated_stochastic_completions_cost_what_their_formula_says(strides):
+    """They share the velocity of the branch state and nothing else: K + G·(J·C_1 − (J−1)·K)."""
+    count = len(strides)
+    ledger = tree(granularities=strides, completion="sde").ledger()
+    assert (ledger.evaluations, ledger.images) == (8 + 12 * (count * 92 - (count - 1) * 8), 96 * count)
+    assert (ledger.parents, ledger.points) == (8, 96)
+
+
+def test_stochastic_completions_are_not_trained_and_draw_apart():
+    made = tree(group=2, granularities=[1, 1, 1], completion="sde")
+    edges = made.edges
+    assert np.array_equal(edges["recorded"], (edges["std"] > 0) & (edges["member"] >= 0))
+    drawn = [made.paths[child] for child in edges["child"][edges["std"] > 0]]
+    assert len(set(drawn)) == len(drawn)
+    leaves = made.leaves
+    assert len(set(leaves["node"])) == len(leaves["node"])
+    assert len({made.paths[node] for node in leaves["node"]}) == len(leaves["node"])
+    keys = list(zip(leaves["s"].tolist(), leaves["member"].tolist(), leaves["stride"].tolist()))
+    assert keys == [(s, i, 1) for s in STEPS for i in range(2) for _ in range(3)]
+
+
+def test_a_control_of_one_completion_ends_like_the_ode_in_a_clean_estimate():
+    made = tree(group=2, granularities=[1], completion="sde")
+    ends = made.nodes["parent"][made.leaves["node"]]
+    assert (made.nodes["s"][ends] == 15).all()
+    incoming = np.isin(made.edges["child"], made.leaves["node"])
+    assert (made.edges["std"][incoming] == 0).all()
+
+
+def test_the_branch_draws_do_not_depend_on_how_they_are_completed():
+    """So a control compares the same branches."""
+    ode, sde = (tree(group=3, granularities=[1, 1], completion=kind) for kind in ("ode", "sde"))
+    for made in (ode, sde):
+        edges = made.edges
+        assert [made.paths[c] for c in edges["child"][edges["recorded"]]] == [
+            (-1, s, i) for s in STEPS for i in range(3)
+        ]
+
+
+def test_the_rollout_of_the_control_equals_a_slow_loop():
+    method = {"name": "g2rpo", "granularities": [1, 1], "completion": "sde"}
+    rollout, net = roll(Policy(), method, steps=6, group=2), Net().double()
+    sigmas, images, states = make_grid(GridSpec(steps=6)).sigmas, images_of(rollout), states_of(rollout)
+    with torch.no_grad():
+        for row, prompt in enumerate(PROMPTS):
+            for s, member, number in np.ndindex(3, 2, 2):
+                x, path = torch.from_numpy(states[prompt, s, member]).double(), (-1, s, member)
+                for t in range(s + 1, 6):
+                    v = velocity(net, x, sigmas[t], row)
+                    if t == 5:
+                        x = x - sigmas[t] * v
+                    else:
+                        path = (*path, t, number)
+                        step = flow_sde(x, v, sigmas[t], sigmas[t + 1], 0.7, sigmas[1])
+                        x = step.mean + step.stddev * draw(row, "step", path)
+                np.testing.assert_allclose(images[prompt, s, member][number], x, atol=1e-5)
+
+
+def credit_of(method: dict, seed: int = 0):
+    rollout = roll(Policy(), method, group=4)
+    rewards = {"a": score(rollout, seed), "b": score(rollout, seed + 1)}
+    return advantages(rollout, rewards, {"a": 1.0, "b": 0.5}, build(method).credit)[0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_stride_thrice_is_three_times_that_stride_before_the_clamp(seed):
+    once, thrice = (credit_of({"name": "g2rpo", "granularities": strides}, seed) for strides in ([1], [1, 1, 1]))
+    np.testing.assert_allclose(thrice["total"], 3 * once["total"], atol=1e-12)
+    np.testing.assert_array_equal(thrice["advantage"], thrice["total"].clip(-5, 5))
+    assert thrice["total"].abs().max() > 1
+
+
+def test_three_stochastic_completions_are_three_granularities():
+    """Each is standardised by itself, and their images differ."""
+    made = credit_of({"name": "g2rpo", "granularities": [1, 1, 1], "completion": "sde"})
+    parts = made[["z.a.1", "z.a.1#2", "z.a.1#3"]]
+    assert parts.nunique(axis=1).eq(3).all()
+    others = made[["z.b.1", "z.b.1#2", "z.b.1#3"]]
+    np.testing.assert_allclose(made["total"], parts.sum(axis=1) + 0.5 * others.sum(axis=1), atol=1e-12)
+
+
+def test_stochastic_completions_have_no_stride():
+    with pytest.raises(GranularError, match="granularities must all be 1"):
+        tree(completion="sde")
 
 
 def test_the_default_is_the_noisier_half_at_three_strides():
