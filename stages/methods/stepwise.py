@@ -63,7 +63,7 @@ class StepwiseFlowGRPO(FlowFamily):
         super().check(plan)
         if self.last_step == "trained" and not self.std(plan, plan.grid.steps - 1):
             raise GranularError(
-                f"method.last_step: the last step of kernel '{self.kernel}' has no noise and cannot be trained; "
+                f"method.last_step: the last step of kernel {self.kernel} has no noise and cannot be trained; "
                 "use counted or left_out."
             )
 
