@@ -11,7 +11,7 @@ from pipeline.artifacts import Artifact, Input
 from pipeline.driver import Driver
 from pipeline.plan import RunPlan
 from pipeline.reuse import Request
-from pipeline.workers import SCORERS, method_module
+from pipeline.workers import method_module, scorer_modules
 from stages.core.code import code_digest
 from stages.core.spec import read_json
 from stages.core.types import Ledger
@@ -100,7 +100,7 @@ class Loop:
         inputs = {"rollout": Input(rollout), "prompts": self.prompts, "base": self.base}
         if scorer in self.weights:
             inputs["scorer"] = self.weights[scorer]
-        uses = [SCORERS[self.run.scorers[scorer].kind], *self.decoder]
+        uses = [*scorer_modules(self.run.scorers[scorer]), *self.decoder]
         images = self.cost(round_).images
         ledger = Ledger(images=images, scores=images)
         spec = plan.reward_spec(self.run, scorer)
@@ -110,7 +110,9 @@ class Loop:
         self, round_: int, rollout: Artifact, rewards: Mapping[str, Artifact], force: bool = False
     ) -> Artifact:
         inputs = {"rollout": Input(rollout, TABLES)}
-        inputs |= {f"rewards.{name}": Input(one, ("rewards.parquet",)) for name, one in rewards.items()}
+        for name, one in rewards.items():
+            maps = ("maps.npy",) if plan.makes_maps(self.run, name) else ()
+            inputs[f"rewards.{name}"] = Input(one, ("rewards.parquet", *maps))
         spec = plan.advantage_spec(self.run)
         return self.driver.call("advantage", round_, inputs, spec, uses=[self.method], force=force)
 
@@ -118,7 +120,7 @@ class Loop:
         self, round_: int, rollout: Artifact, advantage: Artifact, policy: Artifact, force: bool = False
     ) -> Artifact:
         inputs = {
-            "rollout": Input(rollout), "advantage": Input(advantage, ("advantages.parquet",)),
+            "rollout": Input(rollout), "advantage": Input(advantage, ("advantages.parquet", "tokens.npy")),
             "policy": Input(policy, STATE, "policy"), "base": self.base, "embeddings": self.embeddings,
         }  # fmt: skip
         spec = plan.update_spec(self.run, round_)
@@ -130,7 +132,7 @@ class Loop:
             "policy": Input(policy, EMA, "policy"), "base": self.base, "prompts": self.prompts,
             "embeddings": self.embeddings, **{f"scorer.{name}": one for name, one in self.weights.items()},
         }  # fmt: skip
-        uses = [*(SCORERS[spec.kind] for spec in self.run.scorers.values()), *self.decoder]
+        uses = [*(one for spec in self.run.scorers.values() for one in scorer_modules(spec)), *self.decoder]
         spec = plan.validation_spec(self.run)
         return self.driver.call(
             "evaluate", round_, inputs, spec, uses=uses, ledger=plan.validation_ledger(self.run), force=force

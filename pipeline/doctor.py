@@ -114,11 +114,12 @@ def scorer(params: Params, name: str) -> str:
     spec = params.scorers[name]
     path = Path(spec.path) if spec.path else None
     Resident().scorer(name, spec, path, params.policy.device)  # loading checks the golden pairs
+    judged = f"win rates, a tie within {spec.margin:g}, judged by " if spec.kind == "pairwise" else ""
     if path is None:
-        return f"{spec.kind}: exact, no weights"
+        return f"{judged}{spec.model}: exact, no weights"
     golden = (path if path.is_dir() else path.parent) / GOLDEN
     known = f"{len(read_json(golden))} golden pairs reproduced" if golden.is_file() else f"loads (no {GOLDEN} there)"
-    return f"{path}: {known}"
+    return f"{judged}{path}: {known}"
 
 
 def disk(params: Params) -> str:

@@ -205,6 +205,10 @@ def link_round(run: Any, round_: Round, rounds: Path) -> None:
         "update.json": round_.update.published.folder / "update.json",
         "policy": round_.update.published.folder / "policy",
     }
+    # Only methods that weigh tokens have these.
+    tokens = {f"rewards/{name}.maps.npy": (one, "maps.npy") for name, one in round_.rewards.items()}
+    tokens["tokens.npy"] = (round_.advantage, "tokens.npy")
+    links |= {name: one.published.folder / file for name, (one, file) in tokens.items() if one.published.parts((file,))}
     record = {
         "run": run.name,
         "round": round_.number,

@@ -132,10 +132,18 @@ def rollout_spec(run: RunPlan, round_: int, prompts: tuple[int, ...]) -> Rollout
     )  # fmt: skip
 
 
+def makes_maps(run: RunPlan, scorer: str) -> bool:
+    """Whether the run's method weighs tokens by the maps of a scorer."""
+    from stages.methods import build
+
+    tokens = build(run.method).token_credit
+    return tokens is not None and scorer in tokens.scorers
+
+
 def reward_spec(run: RunPlan, scorer: str) -> Any:
     from stages.reward.spec import RewardSpec
 
-    return RewardSpec(name=scorer, scorer=run.scorers[scorer], policy=run.policy)
+    return RewardSpec(name=scorer, scorer=run.scorers[scorer], policy=run.policy, maps=makes_maps(run, scorer))
 
 
 def advantage_spec(run: RunPlan) -> Any:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stages.policies.spec import PolicySpec
 
 LATENTS = tuple(f"rollouts.zarr/*/{name}" for name in ("parent_x", "parent_v", "next_x", "leaf_x"))
+MAPS = ("maps.npy",)
 WEIGHTS = ("policy/transformer", "policy/ema", "policy/behaviour")
 OPTIMIZER = ("policy/optimizer.safetensors",)
 
@@ -30,7 +31,7 @@ class RetentionSpec:
 
     optimizer_rounds: the last rounds that keep optimizer state and weights; the next update starts from the last.
     weights_every: of older rounds every N-th, and the best one, keeps its weights (train and averaged).
-    latents_rounds: the last rounds that keep their latents.
+    latents_rounds: the last rounds that keep their latents, and the maps of their images where scorers made some.
     """
 
     optimizer_rounds: Annotated[int, Field(ge=1)] = 2
@@ -49,6 +50,7 @@ def evictions(spec: RetentionSpec, done: int, best: int, was_best: int) -> Itera
     """
     if (round_ := done - spec.latents_rounds) >= 1:
         yield round_, "rollout", LATENTS
+        yield round_, "reward", MAPS
     if (round_ := done - spec.optimizer_rounds) >= 1:
         yield round_, "update", OPTIMIZER + (() if spec.weights(round_, best) else WEIGHTS)
     if 1 <= was_best <= done - spec.optimizer_rounds and not spec.weights(was_best, best):
@@ -57,7 +59,8 @@ def evictions(spec: RetentionSpec, done: int, best: int, was_best: int) -> Itera
 
 @dataclass(frozen=True)
 class DiskEstimate:
-    """Bytes of one round's latents, of one set of weights, of the optimizer state, and of a whole run at its end."""
+    """Bytes of one round's latents, of its weights (trained, averaged, and sampling ones where these lag behind), of the
+    optimizer state, and of a whole run at its end."""
 
     latents: int
     weights: int
@@ -71,6 +74,7 @@ def disk_estimate(run: RunPlan) -> DiskEstimate:
     Sizes come from the base policy's configuration and from the plan of the first round.
     """
     from pipeline.plan import plan_trees
+    from stages.methods import build
 
     base = Path(run.policy.base)
     latent = math.prod(latent_shape(run.policy))
@@ -81,12 +85,13 @@ def disk_estimate(run: RunPlan) -> DiskEstimate:
         states += parents + int(recorded.sum()) + len(set(tree.leaves["node"].tolist()))
         velocities += parents
     latents = latent * (states * (4 if run.sampler.state_dtype == "float32" else 2) + velocities * 4)
-    weights = 2 * 4 * parameters(base / "transformer")
+    optimizer = 2 * 4 * parameters(base / "transformer")
+    weights = optimizer if build(run.method).behaviour_decay(0) is None else optimizer * 3 // 2
     spec = run.retention
     recent = min(run.rounds, spec.optimizer_rounds)
     kept = recent + sum(r % spec.weights_every == 0 for r in range(1, run.rounds - recent + 1)) + 1
-    total = min(run.rounds, spec.latents_rounds) * latents + kept * weights + recent * weights
-    return DiskEstimate(latents=latents, weights=weights, optimizer=weights, total=total)
+    total = min(run.rounds, spec.latents_rounds) * latents + kept * weights + recent * optimizer
+    return DiskEstimate(latents=latents, weights=weights, optimizer=optimizer, total=total)
 
 
 def latent_shape(policy: PolicySpec) -> tuple[int, int]:

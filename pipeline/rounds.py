@@ -152,8 +152,9 @@ def _play(loop: Loop, journal: Journal, project: Path) -> RunResult:
             outputs.link_round(run, rounds[-1], project / "runs" / run.name / "rounds")
             journal.finish(rounds[-1], loop.cost(round_))
             for number, stage, patterns in evictions(run.retention, round_, best, was_best):
-                old = rounds[number - 1]
-                store.evict((old.rollout if stage == "rollout" else old.update).published, patterns)
+                for name, old in rounds[number - 1].artifacts().items():
+                    if name.partition(".")[0] == stage:
+                        store.evict(old.published, patterns)
     return RunResult(run, start, tuple(rounds), validations, best)
 
 
@@ -161,13 +162,16 @@ def best_round(run: RunPlan, validations: Mapping[int, Artifact]) -> int:
     """The validated round with the highest Σ_m w_m·(mean_m − mean_m at the start)/std_m at the start.
 
     m runs over the trained scorers with their weights w_m; the std is that of the start's images, so scorers of
-    different scale count alike. Ties go to the earlier round.
+    different scale count alike. Win rates are left out: within one policy's images they are ½ on average. Ties go to
+    the earlier round.
     """
     tables = {round_: outputs.validation_table(one) for round_, one in validations.items()}
 
     def score(table: pd.DataFrame) -> float:
         total = 0.0
         for scorer, weight in run.rewards.items():
+            if run.scorers[scorer].kind == "pairwise":
+                continue
             before = tables[0].loc[tables[0]["scorer"] == scorer, "value"]
             scale = float(before.std(ddof=0)) or 1.0
             total += weight * float(table.loc[table["scorer"] == scorer, "value"].mean() - before.mean()) / scale

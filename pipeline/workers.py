@@ -8,16 +8,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stages.core import code
+
+if TYPE_CHECKING:
+    from stages.reward.spec import ScorerSpec
 
 # A registry offers these beside each other; a run counts only those it uses as its code.
 SCORERS = {
     "open_clip": "stages.reward.clip",
     "hpsv2": "stages.reward.hps",
     "lab_oracle": "stages.reward.oracle",
+    "pairwise": "stages.reward.pairwise",
 }
+
+
+def scorer_modules(spec: ScorerSpec) -> list[str]:
+    """The modules of a scorer: its kind's, and its judge's."""
+    return [SCORERS[kind] for kind in (spec.kind, spec.judge) if kind]
 
 
 def method_module(name: str) -> str:

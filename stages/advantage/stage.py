@@ -13,6 +13,7 @@ import pandas as pd
 
 from stages.advantage.join import KEYS, apply_policy, scored_leaves, spread
 from stages.advantage.spec import AdvantageSpec
+from stages.advantage.tokens import token_rows
 from stages.core.errors import GranularError
 from stages.core.publish import write_text
 
@@ -104,7 +105,8 @@ def run(inputs: Mapping[str, Path], spec: AdvantageSpec, resident: Resident, out
     """Turn a round's rewards into advantages.
 
     inputs: rollout, and `rewards.<scorer>` for every scorer of the spec (folders of those stages).
-    Writes `advantages.parquet` and `summary.json`.
+    Writes `advantages.parquet` and `summary.json`; for a method that weighs tokens also `tokens.npy`, float32
+    [images, tokens], and a column `token_row` that names the row of every trained one.
     """
     from stages.methods import build
 
@@ -116,6 +118,25 @@ def run(inputs: Mapping[str, Path], spec: AdvantageSpec, resident: Resident, out
             )
     rollout = resident.rollout(inputs["rollout"], latents=False)
     rewards = {scorer: pd.read_parquet(inputs[f"rewards.{scorer}"] / "rewards.parquet") for scorer in spec.rewards}
-    table, summary = advantages(rollout, rewards, spec.rewards, build(spec.method).credit, spec.failures)
+    method = build(spec.method)
+    table, summary = advantages(rollout, rewards, spec.rewards, method.credit, spec.failures)
+    if method.token_credit is not None:
+        rows, columns = rollout.attrs["image_tokens"]
+        maps = {scorer: _maps(inputs, scorer) for scorer in method.token_credit.scorers}
+        weights = method.token_credit(maps, (rows, columns))
+        table["token_row"] = token_rows(rollout, table)
+        summary["token_weight"] = {"mean": float(weights.mean()), "min": float(weights.min())}
+        np.save(out / "tokens.npy", weights)
     table.to_parquet(out / "advantages.parquet", index=False)
     write_text(out / "summary.json", json.dumps(summary, indent=1) + "\n")
+
+
+def _maps(inputs: Mapping[str, Path], scorer: str) -> np.ndarray:
+    """The maps that a scorer made of a rollout's images, [images, H, W], not read before they are needed."""
+    folder = inputs.get(f"rewards.{scorer}")
+    if folder is None or not (folder / "maps.npy").is_file():
+        raise GranularError(
+            f"advantage: the method weighs tokens by the maps of scorer '{scorer}', but its rewards hold no maps.npy; "
+            "have it among the rewards (its weight may be 0) and score the round with maps."
+        )
+    return np.load(folder / "maps.npy", mmap_mode="r")

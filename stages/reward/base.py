@@ -22,10 +22,12 @@ class Scorer(Protocol):
 
     kind: `pointwise`: every image is judged alone, so `score(batch)[i] == score([i])` bit for bit, and permuting the
         inputs permutes the outputs.
+    differentiable: whether it also is a `DifferentiableScorer`.
     batch: images it likes to be handed at a time (its own forwards are padded to exactly this many).
     """
 
     kind: Literal["pointwise"]
+    differentiable: bool
     batch: int
 
     def score(self, *, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[dict[str, Any]]) -> list[Reward]:
@@ -46,6 +48,50 @@ class Scorer(Protocol):
 
     def identity(self) -> dict[str, str]:
         """Kind, code digest and weight digest: two scorers with equal identities give equal rewards."""
+        ...
+
+
+class DifferentiableScorer(Scorer, Protocol):
+    """A reward model that can say where in an image its reward comes from."""
+
+    def sensitivity(
+        self, *, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[dict[str, Any]]
+    ) -> tuple[list[Reward], np.ndarray]:
+        """Rewards as of `score`, and ‖∂reward/∂pixel‖ over the channels, float32 [N, H, W]; bit-equal alone or not."""
+        ...
+
+
+class GroupScorer(Protocol):
+    """A reward model that judges images by comparison with others.
+
+    kind: `groupwise`: a reward belongs to an image within one group; permuting a group permutes its rewards, and no
+        other group has an influence.
+    """
+
+    kind: Literal["groupwise"]
+
+    def score_groups(
+        self,
+        *,
+        images: np.ndarray,
+        prompts: Sequence[str],
+        metadata: Sequence[dict[str, Any]],
+        groups: Sequence[Sequence[int]],
+        label: str,
+    ) -> list[list[Reward]]:
+        """One reward per member of each group; an image may be in several groups.
+
+        images, prompts, metadata: as in `Scorer.score`. groups: rows of the images, of one prompt each. label: names
+        the work in a progress bar.
+        """
+        ...
+
+    def truncated(self, prompts: Sequence[str]) -> list[bool]:
+        """As in `Scorer`."""
+        ...
+
+    def identity(self) -> dict[str, str]:
+        """As in `Scorer`."""
         ...
 
 

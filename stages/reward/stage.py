@@ -1,7 +1,9 @@
 """The reward stage: one scorer over every distinct image of a rollout -> `rewards.parquet`, `summary.json`.
 
-Each image is scored once, with its own prompt; leaves that share a node share the reward. Scores are raw: weights
-between scorers belong to the advantage.
+Each image is scored once, with its own prompt; leaves that share a node share the reward. A groupwise scorer compares
+leaves of one prompt, step, stride and occurrence, and each leaf has the reward of its own group. Scores are raw:
+weights between scorers belong to the advantage. Where the run's method asks for them, `maps.npy` holds the scorer's
+map of every distinct image, float32 [images, H, W] in the order of `leaf_nodes` (NaN where the reward failed).
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from stages.core.errors import GranularError
 from stages.core.progress import say
 from stages.core.types import Reward, constant
 from stages.prompts.stage import read_prompts
-from stages.reward.base import Scorer
-from stages.reward.scoring import score_images
+from stages.reward.base import GroupScorer, Scorer
+from stages.reward.scoring import score_images, score_members
 from stages.reward.spec import RewardSpec
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ def run(inputs: Mapping[str, Path], spec: RewardSpec, resident: Resident, out: P
 
     inputs: rollout, prompts (folders of those stages), base (pipeline folder), scorer (weights; absent for the oracle).
     """
+    import pandas as pd
+
     policy = resident.policy(spec.policy, inputs["base"])
     scorer = resident.scorer(spec.name, spec.scorer, inputs.get("scorer"), spec.policy.device)
     rollout = resident.rollout(inputs["rollout"])
@@ -44,10 +48,23 @@ def run(inputs: Mapping[str, Path], spec: RewardSpec, resident: Resident, out: P
     rows = table.set_index("id").loc[asked]
     parsed = {text: json.loads(text) for text in rows["metadata"].unique()}
     metadata = [parsed[text] for text in rows["metadata"].tolist()]
-    rewards = score_images(scorer, images, rows["text"].tolist(), metadata, label=f"{spec.name} scores")
-    leaves = reward_table(rollout.leaves, rollout.leaf_nodes, rewards)
+    texts, label = rows["text"].tolist(), f"{spec.name} scores"
+    if scorer.kind == "groupwise":
+        shown = pd.Index(rollout.leaf_nodes).get_indexer(rollout.leaves["node"])
+        group = comparison_groups(rollout.leaves)
+        rewards = score_members(scorer, images, texts, metadata, shown, group, label=label)
+        # A reward belongs to a leaf in its group here, so every leaf counts as an image of its own.
+        ids = rollout.leaves["leaf"].to_numpy()
+        leaves = reward_table(rollout.leaves.assign(node=ids), ids, rewards)
+        images = [images[row] for row in shown]
+    else:
+        maps = np.empty(images.shape[:3], np.float32) if spec.maps else None
+        rewards = score_images(scorer, images, texts, metadata, label=label, maps=maps)
+        leaves = reward_table(rollout.leaves, rollout.leaf_nodes, rewards)
+        if maps is not None:
+            np.save(out / "maps.npy", maps)
     leaves.to_parquet(out / "rewards.parquet", index=False)
-    summary = summarise(spec.name, scorer, images, rewards, leaves, sorted(set(rows["text"])))
+    summary = summarise(spec.name, scorer, images, rewards, leaves, sorted(set(texts)))
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
 
 
@@ -58,6 +75,13 @@ def prompt_of_nodes(leaves: pd.DataFrame, leaf_nodes: np.ndarray) -> np.ndarray:
     if (prompts[first][place] != prompts).any():
         raise AssertionError("a leaf node belongs to two prompts")
     return prompts[first][np.searchsorted(nodes, leaf_nodes)]
+
+
+def comparison_groups(leaves: pd.DataFrame) -> np.ndarray:
+    """The group of each leaf, int64 [leaves]: one prompt, step, stride and occurrence, as credit rules compare them."""
+    occurrence = leaves.groupby(["prompt", "s", "member", "stride"], sort=False).cumcount()
+    keys = leaves[["prompt", "s", "stride"]].assign(occurrence=occurrence)
+    return keys.groupby(list(keys), sort=False).ngroup().to_numpy(np.int64)
 
 
 def reward_table(leaves: pd.DataFrame, leaf_nodes: np.ndarray, rewards: Sequence[Reward]) -> pd.DataFrame:
@@ -84,15 +108,16 @@ def reward_table(leaves: pd.DataFrame, leaf_nodes: np.ndarray, rewards: Sequence
 
 def summarise(
     name: str,
-    scorer: Scorer,
-    images: np.ndarray,
+    scorer: Scorer | GroupScorer,
+    images: Sequence[np.ndarray],
     rewards: Sequence[Reward],
     leaves: pd.DataFrame,
     prompts: Sequence[str],
 ) -> dict[str, Any]:
     """The round's scores in numbers: means over ok leaves, failures over images, what was cut, who scored.
 
-    `constant`: the images differ, yet all of them got one value (the advantage stage stops the run on it).
+    images: what each reward is about. `constant`: the images differ, yet all of them got one value (the advantage
+    stage stops the run on it).
     """
     failed = [reward for reward in rewards if reward.status == "failed"]
     if failed:

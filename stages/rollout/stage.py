@@ -111,6 +111,7 @@ def run(inputs: Mapping[str, Path], spec: RolloutSpec, resident: Resident, out: 
             "spec": described,
             "sigmas": make_grid(spec.grid).sigmas,
             "latent_dims": policy.latent_dims,
+            "image_tokens": policy.image_tokens,
             "shards": len(shards),
             "ledger": asdict(planned),
         },

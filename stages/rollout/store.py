@@ -1,6 +1,6 @@
 """The latent store: one Zarr group per shard, one file per array, a `complete` flag written last.
 
-    rollouts.zarr/            attrs: schema, spec, sigmas, latent_dims
+    rollouts.zarr/            attrs: schema, spec, sigmas, latent_dims, image_tokens
       shard-0000/             attrs: complete; opens in xarray with named dimensions
         nodes_<column> [node]   edges_<column> [edge]   leaves_<column> [leaf]   prompt [prompt]
         renoised_<column> [point]
@@ -42,7 +42,8 @@ class Rollout:
     `stages.rollout.tree` plus `prompt`; edges also have `log_prob`, of the draw under the sampling policy (NaN where
     nothing was recorded).
     parent_nodes [Q], parent_x, parent_v [Q, *latent]; next_edges [R], next_x [R, *latent]; leaf_nodes [M],
-    leaf_x [M, *latent]: float32. attrs: spec, sigmas, latent_dims.
+    leaf_x [M, *latent]: float32. attrs: spec, sigmas, latent_dims, image_tokens (rows and columns of the tokens that
+    cover an image).
     """
 
     prompts: np.ndarray

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pipeline.workers import SCORERS
 from stages.core.errors import GranularError
 from stages.core.images import from_uint8
 from stages.core.spec import build
@@ -134,16 +135,22 @@ def test_a_round_without_one_good_score_has_no_mean(capsys):
 
 
 def test_every_kind_has_a_loader_and_no_other():
-    assert set(get_args(get_type_hints(ScorerSpec)["kind"])) == set(LOADERS)
+    kinds = set(get_args(get_type_hints(ScorerSpec)["kind"]))
+    assert kinds == {*LOADERS, "pairwise"} == set(SCORERS)
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"kind": "clip", "path": "x"}, "scorers.s.kind: should be 'open_clip', 'hpsv2' or 'lab_oracle'"),
+        ({"kind": "clip", "path": "x"}, "scorers.s.kind: should be 'open_clip', 'hpsv2', 'lab_oracle' or 'pairwise'"),
         ({"kind": "hpsv2"}, "needs a path, the folder with its weights"),
         ({"kind": "lab_oracle", "path": "x"}, "a lab_oracle has no weights, so no path"),
         ({"kind": "lab_oracle", "batches": 3}, "did you mean 'batch'"),
+        ({"kind": "pairwise", "path": "x"}, "a pairwise scorer needs a judge"),
+        ({"kind": "pairwise", "judge": "hpsv2"}, "a scorer of kind hpsv2 needs a path"),
+        ({"kind": "pairwise", "judge": "pairwise", "path": "x"}, "scorers.s.judge: should be"),
+        ({"kind": "open_clip", "path": "x", "margin": 0.1}, "judge and margin belong to a pairwise scorer"),
+        ({"kind": "pairwise", "judge": "lab_oracle", "margin": -0.1}, "scorers.s.margin: should be greater"),
     ],
 )
 def test_a_wrong_scorer_section_is_one_sentence(values, message):
