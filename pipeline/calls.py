@@ -19,7 +19,7 @@ from stages.core.types import Ledger
 # What the readers of an artifact need of it, so that nothing is made again for their sake that they never open.
 TABLES = (
     *("rollouts.zarr/zarr.json", "rollouts.zarr/*/zarr.json", "rollouts.zarr/*/prompt"),
-    *("rollouts.zarr/*/nodes_*", "rollouts.zarr/*/edges_*", "rollouts.zarr/*/leaves_*"),
+    *("rollouts.zarr/*/nodes_*", "rollouts.zarr/*/edges_*", "rollouts.zarr/*/leaves_*", "rollouts.zarr/*/renoised_*"),
     *("rollouts.zarr/*/parent_node", "rollouts.zarr/*/next_edge", "rollouts.zarr/*/leaf_node"),
 )
 SAMPLER = ("policy/state.json", "policy/transformer", "policy/behaviour")

@@ -113,13 +113,19 @@ def memory(run: RunPlan) -> dict[str, int]:
     """Bytes a worker holds at once: weights and their companions, a shard's states, a round's images, one batch with
     gradient.
 
-    Autoencoder and scorers are added as the size of their files; a library's own workspace is not known here.
+    Autoencoder and scorers are added as the size of their files; a library's own workspace is not known here. Text
+    encoders count where a method perturbs prompts.
     """
+    from stages.methods import build
+
     base = Path(run.policy.base)
     weights = 4 * parameters(base / "transformer")
+    method = build(run.method)
     tokens, channels = latent_shape(run.policy)
-    trees = plan_trees(run, 1)[: run.sampler.prompts_per_shard]
-    nodes = sum(len(tree.paths) for tree in trees)
+    trees = plan_trees(run, 1)
+    nodes = sum(len(tree.paths) for tree in trees[: run.sampler.prompts_per_shard])
+    # A re-noised leaf is a state of its own, with one velocity for each frozen evaluation.
+    renoised = sum(len(tree.renoised["node"]) for tree in trees) * (1 + method.objective.frozen)
     config = json.loads((base / "transformer" / "config.json").read_text(encoding="utf-8"))
     width = config["attention_head_dim"] * config["num_attention_heads"]
     depth = config["num_layers"] + config["num_single_layers"]
@@ -136,6 +142,12 @@ def memory(run: RunPlan) -> dict[str, int]:
         "one gradient batch": batch,
         "autoencoder and scorers": sum(_file_bytes(path) for path in files),
     }
+    if method.behaviour_decay(0) is not None:
+        parts["sampling weights"] = weights
+    if renoised:
+        parts["re-noised states"] = renoised * tokens * channels * 4
+    if method.conditions is not None:
+        parts["text encoders"] = sum(4 * parameters(folder) for folder in base.glob("text_encoder*"))
     return {**parts, "total": sum(parts.values())}
 
 

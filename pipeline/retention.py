@@ -59,8 +59,8 @@ def evictions(spec: RetentionSpec, done: int, best: int, was_best: int) -> Itera
 
 @dataclass(frozen=True)
 class DiskEstimate:
-    """Bytes of one round's latents, of its weights (trained, averaged, and sampling ones where these lag behind), of the
-    optimizer state, and of a whole run at its end."""
+    """Bytes of one round's latents, of its weights (trained, averaged, and lagging ones that sample), of the optimizer
+    state, and of a whole run at its end."""
 
     latents: int
     weights: int
