@@ -45,6 +45,13 @@ class DanceGRPO(Method):
     def per_prompt(self) -> bool:
         return self.variant == "repo"
 
+    @property
+    def kernel(self) -> Kernel:
+        """Of every step but the last."""
+        if self.variant == "repo":
+            return Kernel("dance_sde", self.eta or 0.3)
+        return Kernel("flow_sde", self.eta or 0.7)
+
     def check(self, plan: Plan) -> None:
         refuse_steps(self.optimizer_steps, plan.group)
         if self.variant == "repo" and int(self.fraction * (plan.grid.steps - 1)) < 1:
@@ -52,10 +59,6 @@ class DanceGRPO(Method):
 
     def grow(self, tree: Tree, plan: Plan) -> None:
         last = plan.grid.steps - 1
-        if self.variant == "repo":
-            kernel = Kernel("dance_sde", self.eta or 0.3)
-        else:
-            kernel = Kernel("flow_sde", self.eta or 0.7)
         rng = plan.rng("trained-steps")
         root = tree.root()
         for member in range(plan.group):
@@ -66,7 +69,7 @@ class DanceGRPO(Method):
             step = plan.optimizer_step(member, self.optimizer_steps)
             at = root
             for s in range(last):
-                at = tree.sde(at, s + 1, kernel, member=member, record=s in trained, optimizer_step=step)
+                at = tree.sde(at, s + 1, self.kernel, member=member, record=s in trained, optimizer_step=step)
             tree.leaf(tree.ode(at, plan.grid.steps))
 
     @property
