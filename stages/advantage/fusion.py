@@ -52,12 +52,14 @@ class Fusion:
         level = level.assign(score=self.beta * level["log_prob"] + level["mass"])
         level["highest"] = level.groupby(keys)["score"].transform("max")
         level["share"] = np.exp(level["score"] - level["highest"])
-        level["part"] = level["share"] * level["reward"]
+        # Averaging the differences to one child leaves equal rewards exactly equal.
+        level["base"] = level.groupby(keys)["reward"].transform("first")
+        level["part"] = level["share"] * (level["reward"] - level["base"])
         groups = level.groupby(keys, sort=False)
-        values = groups[["weight", "highest"]].first().join(groups[["share", "part"]].sum()).reset_index()
+        values = groups[["weight", "highest", "base"]].first().join(groups[["share", "part"]].sum()).reset_index()
         mass = values["highest"] + np.log(values["share"]) if self.along == "path" else 0.0
-        values = values.assign(child=values["parent"], reward=values["part"] / values["share"], mass=mass)
-        return values[["child", "scorer", "weight", "reward", "mass"]]
+        values = values.assign(child=values["parent"], reward=values["base"] + values["part"] / values["share"])
+        return values.assign(mass=mass)[["child", "scorer", "weight", "reward", "mass"]]
 
 
 @dataclass(frozen=True)
