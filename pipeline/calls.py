@@ -128,11 +128,13 @@ class Loop:
         return self.driver.call("update", round_, inputs, spec, uses=[self.method], ledger=ledger, force=force)
 
     def validate(self, round_: int, policy: Artifact, force: bool = False) -> Artifact:
+        judging = plan.evaluators(self.run.scorers)
         inputs = {
             "policy": Input(policy, EMA, "policy"), "base": self.base, "prompts": self.prompts,
-            "embeddings": self.embeddings, **{f"scorer.{name}": one for name, one in self.weights.items()},
+            "embeddings": self.embeddings,
+            **{f"scorer.{name}": one for name, one in self.weights.items() if name in judging},
         }  # fmt: skip
-        uses = [*(one for spec in self.run.scorers.values() for one in scorer_modules(spec)), *self.decoder]
+        uses = [*(one for spec in judging.values() for one in scorer_modules(spec)), *self.decoder]
         spec = plan.validation_spec(self.run)
         return self.driver.call(
             "evaluate", round_, inputs, spec, uses=uses, ledger=plan.validation_ledger(self.run), force=force

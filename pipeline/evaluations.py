@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.params import EMBEDDINGS, PROMPTS, Params, require_weights
-from pipeline.plan import read_split
+from pipeline.plan import evaluators, read_split
 from pipeline.run_sections import BASE
 from stages.core.errors import GranularError, nearest
 from stages.core.publish import scratch_beside
@@ -50,7 +50,8 @@ def evaluate(params: Params, name: str, resident: Resident, evaluations: Path | 
         if name not in known:
             raise GranularError(f"{name}: no finished run of that name; {nearest(name, [BASE, *known])}")
         inputs["policy"] = runs / name / "policy"
-    inputs |= {f"scorer.{one}": Path(spec.path) for one, spec in params.scorers.items() if spec.path}
+    scorers = evaluators(dict(params.scorers))
+    inputs |= {f"scorer.{one}": Path(spec.path) for one, spec in scorers.items() if spec.path}
     with scratch_beside(evaluations / name) as out:
         stage.run(inputs, evaluation_spec(params, name), resident, out)
     return evaluations / name
@@ -74,6 +75,6 @@ def evaluation_spec(params: Params, name: str) -> EvaluateSpec:
         which="base" if name == BASE else "train",
         policy=params.policy,
         sampler=params.sampler,
-        scorers=dict(params.scorers),
+        scorers=evaluators(dict(params.scorers)),
         images=section.images,
     )

@@ -159,13 +159,18 @@ def update_spec(run: RunPlan, round_: int) -> UpdateSpec:
     )  # fmt: skip
 
 
+def evaluators(scorers: dict[str, ScorerSpec]) -> dict[str, ScorerSpec]:
+    """The scorers that say how good a policy is: not win rates, whose mean within one policy's images is always ½."""
+    return {name: spec for name, spec in scorers.items() if spec.kind != "pairwise"}
+
+
 def validation_spec(run: RunPlan) -> EvaluateSpec:
     """Validation is an evaluation of the averaged weights on the validation split, with evaluation's own steps."""
     from stages.evaluate.spec import EvaluateSpec
 
     return EvaluateSpec(
         seed=run.seed, prompts=validation_prompts(run), noises=run.validate.noises, grid=run.evaluation, which="ema",
-        policy=run.policy, sampler=run.sampler, images=min(12, run.validate.prompts), scorers=run.scorers,
+        policy=run.policy, sampler=run.sampler, images=min(12, run.validate.prompts), scorers=evaluators(run.scorers),
     )  # fmt: skip
 
 
@@ -228,4 +233,5 @@ def validation_ledger(run: RunPlan) -> Ledger:
     """What one validation costs."""
     images = run.validate.prompts * run.validate.noises
     evaluations = images * run.evaluation.steps
-    return Ledger(evaluations=evaluations, passes=evaluations, images=images, scores=images * len(run.scorers))
+    scores = images * len(evaluators(run.scorers))
+    return Ledger(evaluations=evaluations, passes=evaluations, images=images, scores=scores)

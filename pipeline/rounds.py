@@ -162,15 +162,14 @@ def best_round(run: RunPlan, validations: Mapping[int, Artifact]) -> int:
     """The validated round with the highest Σ_m w_m·(mean_m − mean_m at the start)/std_m at the start.
 
     m runs over the trained scorers with their weights w_m; the std is that of the start's images, so scorers of
-    different scale count alike. Win rates are left out: within one policy's images they are ½ on average. Ties go to
-    the earlier round.
+    different scale count alike, and are evaluators (`plan.evaluators`). Ties go to the earlier round.
     """
     tables = {round_: outputs.validation_table(one) for round_, one in validations.items()}
 
     def score(table: pd.DataFrame) -> float:
         total = 0.0
         for scorer, weight in run.rewards.items():
-            if run.scorers[scorer].kind == "pairwise":
+            if scorer not in plan.evaluators(run.scorers):
                 continue
             before = tables[0].loc[tables[0]["scorer"] == scorer, "value"]
             scale = float(before.std(ddof=0)) or 1.0

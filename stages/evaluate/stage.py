@@ -25,7 +25,7 @@ from stages.core.types import Ledger, Reward
 from stages.evaluate.sheet import contact_sheet, thumbnail
 from stages.evaluate.spec import EvaluateSpec
 from stages.prompts.stage import read_prompts
-from stages.reward.scoring import score_images, score_members
+from stages.reward.scoring import score_images
 from stages.rollout.buffers import RolloutShard
 from stages.rollout.forest import Noise
 from stages.rollout.grid import Grid, make_grid
@@ -146,17 +146,12 @@ def score(
     import pandas as pd
 
     rows = table.loc[np.repeat(table.index, spec.noises)]
-    texts, alone = rows["text"].tolist(), np.arange(len(images))
+    texts = rows["text"].tolist()
     metadata = [json.loads(text) for text in rows["metadata"]]
     tables, said = [], {}
     for name, scorer_spec in spec.scorers.items():
         scorer = resident.scorer(name, scorer_spec, inputs.get(f"scorer.{name}"), spec.policy.device)
-        label = f"evaluation {name}"
-        if scorer.kind == "groupwise":
-            # What is compared are the images of one prompt over its noises.
-            rewards = score_members(scorer, images, texts, metadata, alone, alone // spec.noises, label=label)
-        else:
-            rewards = score_images(scorer, images, texts, metadata, label=label)
+        rewards = score_images(scorer, images, texts, metadata, label=f"evaluation {name}")
         tables.append(reward_rows(name, rewards, rows, spec.noises))
         values = [reward.value for reward in rewards if reward.value is not None]
         said[name] = {

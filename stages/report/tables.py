@@ -96,6 +96,8 @@ def joint(results: Results, bootstrap: Bootstrap, rewards: Mapping[str, float] |
         rows = next(policy for policy in results.evaluations if policy.name == name)
         total = 0.0
         for scorer, weight in (rewards or run.info["spec"]["rewards"]).items():
+            if scorer not in results.scorers:
+                continue  # a win rate trains and does not evaluate
             base = results.base.of(scorer)
             total = total + weight * paired(rows.of(scorer), base) / (float(base["value"].std(ddof=0)) or 1.0)
         found[name] = bootstrap.interval(total.dropna())
