@@ -154,7 +154,7 @@ def test_an_exact_clean_estimate_does_not_divide_by_zero():
     points = batch(1.0)
     exact = ((points.x - points.sample) / points.wide(points.sigma)).requires_grad_()
     points = replace(points, velocity=exact, old=exact.detach())
-    assert float(NFT(kl_coef=0).evaluate(points, {}).loss.abs().max()) < 1e-12
+    assert NFT(kl_coef=0).evaluate(points, {}).loss.abs().max().item() < 1e-12
     assert torch.isfinite(grad(points, NFT(kl_coef=0))).all()
 
 
