@@ -62,13 +62,16 @@ class World:
                 parameter += size * torch.from_numpy(rng.standard_normal(tuple(parameter.shape)))
         return net
 
-    def gradients(self, net: Net, memory: Mapping | None = None) -> list[tuple[float, list[torch.Tensor]]]:
+    def gradients(
+        self, net: Net, memory: Mapping | None = None, update_batch: int = 5
+    ) -> list[tuple[float, list[torch.Tensor]]]:
         """Loss and gradient of every optimizer step at the weights of `net`, by the fast code."""
         points, found = self.points(), []
         policy = Policy(net)
-        for step in points.steps(5):
+        objective = self.method.objective
+        for step in points.steps(update_batch):
             measured = {name: np.zeros(len(points.table)) for name in MEASURED}
-            loss = gradient(policy, points, step, conditions(), self.method.objective, 5, measured, memory)
+            loss = gradient(policy, points, step, conditions(), objective, update_batch, measured, memory)
             found.append((loss, [parameter.grad.clone() for parameter in net.parameters()]))
         return found
 
@@ -240,6 +243,16 @@ def check_gradients(
 
 def ppo(ratio: torch.Tensor, advantage: float, clip: float) -> torch.Tensor:
     return torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - clip, 1 + clip))
+
+
+def released_kl(world: World, step: Step, new: Normal, reference: Normal) -> torch.Tensor:
+    """flow_grpo/train_sd3.py: the squared difference of means over 2·std_dev_t², std_dev_t without √Δ."""
+    sigmas = world.grid.sigmas
+    if world.method.kernel == "cps":
+        spread = new.stddev**2
+    else:
+        spread = new.stddev**2 / (sigmas[step.s] - sigmas[step.s + 1])
+    return (((new.mean - reference.mean) ** 2) / (2 * spread)).mean()
 
 
 def evaluated(options: dict, steps: int, group: int, prompt: int = 7) -> int:

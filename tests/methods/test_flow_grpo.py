@@ -20,6 +20,7 @@ from tests.methods.flow_world import (
     evaluated,
     ledger,
     ppo,
+    released_kl,
     reward_table,
     standardised,
     summed,
@@ -77,16 +78,6 @@ def test_advantages_equal_a_slow_loop(global_std):
         for member, value in enumerate(values):
             expected |= {(prompt, member, s): value for s in range(5)}
     check_advantages(world, expected)
-
-
-def released_kl(world, step, new, reference) -> float:
-    """flow_grpo/train_sd3.py: the squared difference of means over 2·std_dev_t², std_dev_t without √Δ."""
-    sigmas = world.grid.sigmas
-    if world.method.kernel == "cps":
-        spread = new.stddev**2
-    else:
-        spread = new.stddev**2 / (sigmas[step.s] - sigmas[step.s + 1])
-    return (((new.mean - reference.mean) ** 2) / (2 * spread)).mean()
 
 
 @pytest.mark.parametrize("kl_form", ["flow_grpo", "gaussian", "velocity"])

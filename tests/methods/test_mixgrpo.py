@@ -100,3 +100,19 @@ def test_all_steps_with_own_window_of_the_whole_grid_cost_what_a_chain_costs():
 def test_knobs_that_do_not_fit_are_refused(options, message):
     with pytest.raises(GranularError, match=message):
         method(**options).tree(plan())
+
+
+@pytest.mark.parametrize("options", [{"end": "paper"}, {"strategy": "random"}, {"strategy": "frozen"}, {}])
+def test_a_cps_window_never_reaches_the_step_without_noise(options):
+    made = method(kernel="cps", window=3, hold=1, **options)
+    ends = {made.trained(plan(round_, 8))[-1] for round_ in range(1, 100)}
+    assert max(ends) <= 6
+    for round_ in range(1, 12):
+        edges = made.tree(plan(round_, 8, 4)).edges
+        assert (edges["std"][edges["recorded"]] > 0).all()
+
+
+def test_the_kernel_of_the_papers_last_version_is_an_option():
+    assert method().kernel == "flow_sde"
+    assert method().objective.log_ratio == "mean"
+    assert method(kernel="cps").objective.log_ratio == "cps"

@@ -47,14 +47,21 @@ CPS_SCALARS = [
     (7, 0.510923, 0.668255, 0.845050),
     (15, 0.850000, 0.0, 0.850000),
 ]
-# SD3 grid of 10 steps, η = 0.7: s, Flow a, c, std, κ, CPS c, std.
-SD3 = [
-    (0, 0.755000, 0.715129, 0.700000, -0.039871, 0.435890, 0.855481),
-    (1, 0.712541, 0.625890, 0.742964, -0.058242, 0.414652, 0.813800),
-    (5, 0.912011, 0.514161, 0.352797, -0.130884, 0.273371, 0.536520),
-    (8, 0.908672, -0.082400, 0.225360, -0.335055, 0.004053, 0.007955),
-    (9, 0.997793, -0.002207, 0.006278, -0.011116, 0.0, 0.0),
-]
+# SD3 grid of 10 steps, η = 0.7: s, Flow a, c, std, κ, c² + std², κ/std; CPS c, std, κ/std (without noise: nan).
+SD3 = """
+0 .755000 .715129 .700000 -.039871 1.0014 -.0570 .435890 .855481 -.0466
+1 .712541 .625890 .742964 -.058242 .9437 -.0784 .414652 .813800 -.0819
+2 .842635 .700327 .536152 -.069293 .7779 -.1292 .389384 .764209 -.1259
+3 .884093 .674462 .445897 -.083818 .6537 -.1880 .358820 .704223 -.1828
+4 .902892 .610170 .391794 -.103447 .5258 -.2640 .321098 .630190 -.2603
+5 .912011 .514161 .352797 -.130884 .3888 -.3710 .273371 .536520 -.3753
+6 .915465 .380341 .319070 -.170907 .2465 -.5356 .211049 .414208 -.5752
+7 .914463 .192512 .282007 -.232600 .1166 -.8248 .126232 .247743 -1.0820
+8 .908672 -.082400 .225360 -.335055 .0576 -1.4867 .004053 .007955 -34.27
+9 .997793 -.002207 .006278 -.011116 .00004 -1.7706 0 0 nan
+"""
+SD3_ROWS = [tuple(float(number) for number in line.split()) for line in SD3.strip().splitlines()]
+SD3_GRID = make_grid(GridSpec(steps=10, family="sd3"))
 
 
 def step(kernel: Kernel, s: int, grid=GRID):
@@ -130,14 +137,66 @@ def test_cps_scalar_vectors_and_its_preserved_coefficients(row):
     assert made.c**2 + made.std**2 == pytest.approx(GRID.sigmas[s + 1] ** 2, abs=1e-12)
 
 
-@pytest.mark.parametrize("row", SD3, ids=lambda row: f"s{row[0]}")
+@pytest.mark.parametrize("row", SD3_ROWS, ids=lambda row: f"s{int(row[0])}")
 def test_coefficients_on_the_sd3_grid(row):
-    s, a, c, std, kappa, cps_c, cps_std = row
-    grid = make_grid(GridSpec(steps=10, family="sd3"))
-    made = step(FLOW, s, grid)
+    s, a, c, std, kappa, total, weight, cps_c, cps_std, cps_weight = row
+    made, kept = step(FLOW, int(s), SD3_GRID), step(CPS, int(s), SD3_GRID)
     assert (made.a, made.c, made.std, made.kappa) == pytest.approx((a, c, std, kappa), abs=1e-6)
-    made = step(CPS, s, grid)
-    assert (made.c, made.std) == pytest.approx((cps_c, cps_std), abs=1e-6)
+    assert made.c**2 + made.std**2 == pytest.approx(total, abs=5.1e-5)
+    assert made.kappa / made.std == pytest.approx(weight, abs=5.1e-5)
+    assert (kept.c, kept.std) == pytest.approx((cps_c, cps_std), abs=1e-6)
+    if kept.std:
+        assert kept.kappa / kept.std == pytest.approx(cps_weight, rel=2e-4, abs=5.1e-5)
+
+
+def test_flow_sde_leaves_residual_noise_that_cps_does_not():
+    """c² + std² against σ'² at the last but one step of 10: what remains in the image."""
+    after = SD3_GRID.sigmas[9]
+    made, kept = step(FLOW, 8, SD3_GRID), step(CPS, 8, SD3_GRID)
+    assert (made.c**2 + made.std**2) / after**2 > 700
+    assert kept.c**2 + kept.std**2 == pytest.approx(after**2, abs=1e-12)
+
+
+def test_for_equal_velocity_change_the_ratio_variance_grows_680_fold():
+    weights = [(step(FLOW, s, SD3_GRID).kappa / step(FLOW, s, SD3_GRID).std) ** 2 for s in range(9)]
+    assert weights == sorted(weights)
+    assert weights[8] / weights[0] == pytest.approx(680, abs=2)
+
+
+DDIM_STD = {
+    "cps": lambda sigma, after: after * math.sin(0.7 * math.pi / 2),
+    "ddim_intent": lambda sigma, after: 0.7 * after * math.sqrt(sigma),
+    "ddim_literal": lambda sigma, after: 0.7 * after * math.sqrt(1 - sigma),
+    "ddim_sigma": lambda sigma, after: 0.7 * after / sigma * math.sqrt(1 - ((1 - sigma) / (1 - after)) ** 2),
+}
+
+
+@pytest.mark.parametrize("name", DDIM_STD)
+@pytest.mark.parametrize("grid", [GRID, SD3_GRID], ids=["flux", "sd3"])
+def test_ddim_style_steps_mix_the_clean_estimate_the_noise_estimate_and_noise(name, grid):
+    x, v, noise = 0.8, -0.3, 0.5
+    for s, (sigma, after) in enumerate(zip(grid.sigmas, grid.sigmas[1:])):
+        std = DDIM_STD[name](sigma, after)
+        expected = (1 - after) * (x - sigma * v) + math.sqrt(max(after**2 - std**2, 0)) * (x + (1 - sigma) * v)
+        made = step(Kernel(name, 0.7), s, grid)
+        assert made.a * x + made.kappa * v + made.std * noise == pytest.approx(expected + std * noise, abs=1e-14)
+
+
+@pytest.mark.parametrize("row", CPS_SCALARS, ids=lambda row: f"s{row[0]}")
+def test_the_released_cps_log_probability(row):
+    """−(x' − mean)² without 1/(2·std²): twice the variance times the quadratic term of the true one."""
+    logp = {0: -0.189938, 3: -0.160763, 7: -0.111641, 15: 0.0}[row[0]]
+    assert -((step(CPS, row[0]).std * 0.5) ** 2) == pytest.approx(logp, abs=1e-6)
+
+
+def test_at_sigma_one_the_ddim_schedules_are_what_they_claim():
+    """As described the noise is largest at σ = 1; as printed it is 0 there, so its first step cannot be trained."""
+    std = {name: [step(Kernel(name, 0.7), s, SD3_GRID).std for s in range(10)] for name in DDIM_STD}
+    assert std["ddim_intent"][0] == max(std["ddim_intent"]) == pytest.approx(0.672, abs=5e-4)
+    assert std["ddim_sigma"][0] == pytest.approx(std["ddim_intent"][0], abs=1e-12)
+    assert std["ddim_literal"][0] == 0
+    over = [s for s in range(9) if std["ddim_sigma"][s] > SD3_GRID.sigmas[s + 1]]
+    assert over == [7, 8]  # where c would be imaginary
 
 
 @pytest.mark.parametrize(("s", "log_prob", "log_ratio"), [(0, -1.22632609, -0.00340307), (7, -0.34084174, -0.02104220)])
@@ -173,21 +232,34 @@ def test_a_step_must_lower_the_noise_level():
 
 
 # One-dimensional target N(0, 0.5²) with the exact velocity: the final std is a linear recursion, an exact oracle.
-FINAL_STD = [
-    (10, 0.3592, 0.4210, 0.3769, 0.3198),
-    (40, 0.4645, 0.4794, 0.4685, 0.3913),
-    (400, 0.4963, 0.4986, 0.4967, 0.4196),
-]
+DDIM = [Kernel(f"ddim_{one}", 0.7) for one in ("intent", "literal", "sigma", "sigma_clamped")]
+ORACLE = (ODE, FLOW, DANCE, CPS, *DDIM)
+FINAL_STD = {
+    10: (0.3592, 0.4210, 0.3769, 0.3198, 0.3503, 0.3505, 0.2859, 0.2834),
+    40: (0.4645, 0.4794, 0.4685, 0.3913, 0.4527, 0.4399, 0.4045, 0.3673),
+    400: (0.4963, 0.4986, 0.4967, 0.4196, 0.4878, 0.4643, 0.4767, 0.4464),
+    4000: (0.4996, 0.5000, 0.4996, 0.4249, 0.4944, 0.4654, 0.4908, 0.4823),
+}
 
 
-@pytest.mark.parametrize(("steps", "ode", "flow", "dance", "cps"), FINAL_STD)
-def test_final_spread_of_a_gaussian_target(steps, ode, flow, dance, cps):
+def final_std(kernel: Kernel, steps: int, spread: float = 0.5) -> float:
     grid = make_grid(GridSpec(steps=steps, family="sd3"))
-    for kernel, expected in ((ODE, ode), (FLOW, flow), (DANCE, dance), (CPS, cps)):
-        variance = 1.0
-        for s, sigma in enumerate(grid.sigmas[:-1]):
-            made = step(kernel, s, grid)
-            total = (1 - sigma) ** 2 * 0.25 + sigma**2
-            slope = (sigma - (1 - sigma) * 0.25) / total  # v(x) = slope·x
-            variance = (made.a + made.kappa * slope) ** 2 * variance + made.std**2
-        assert math.sqrt(variance) == pytest.approx(expected, abs=6e-5)
+    variance = 1.0
+    for s, sigma in enumerate(grid.sigmas[:-1]):
+        made = step(kernel, s, grid)
+        total = (1 - sigma) ** 2 * spread**2 + sigma**2
+        slope = (sigma - (1 - sigma) * spread**2) / total  # v(x) = slope·x
+        variance = (made.a + made.kappa * slope) ** 2 * variance + made.std**2
+    return math.sqrt(variance)
+
+
+@pytest.mark.parametrize("steps", FINAL_STD)
+@pytest.mark.parametrize("column", range(8), ids=[kernel.name for kernel in ORACLE])
+def test_final_spread_of_a_gaussian_target(steps, column):
+    assert final_std(ORACLE[column], steps) == pytest.approx(FINAL_STD[steps][column], abs=6e-5)
+
+
+def test_on_a_sharp_target_the_residual_noise_of_sde_kernels_shows():
+    """N(0, 0.05²) at 10 steps: the kernels that converge to the marginal are the dirtier ones there."""
+    found = [final_std(kernel, 10, spread=0.05) for kernel in ORACLE[:5]]
+    assert found == pytest.approx([0.015, 0.238, 0.133, 0.013, 0.015], abs=6e-4)
