@@ -20,7 +20,6 @@ from pipeline.run_sections import (
     RunSection,
     checked_name,
     read_runs,
-    refuse_lonely,
     refuse_twins,
     refuse_unknown_keys,
     section_of,
@@ -124,7 +123,6 @@ def parse(raw: Mapping[str, Any], sets: Sequence[str] = (), run: str | None = No
     runs = known["runs",]
     prompts = build(PromptsSpec, section_of(raw, "prompts"), "prompts")
     evaluation = build(EvaluateSection, section_of(raw, "evaluate"), "evaluate")
-    refuse_lonely(scorers, evaluation.noises, "evaluate.noises")
     for place, ours in known.items():
         _check_splits(prompts, evaluation, ours, defaults, ".".join(place))
     return Params(

@@ -148,8 +148,6 @@ def _check_run(section: RunSection, where: str, scorers: Mapping[str, ScorerSpec
     for name in section.rewards:
         if name not in scorers:
             raise GranularError(f"{where}.rewards.{name}: no such scorer; {nearest(name, scorers)}")
-    if section.validate.every:
-        refuse_lonely(scorers, section.validate.noises, f"{where}.validate.noises")
     method = build_method(section.method, f"{where}.method")
     grid = make_grid(section.grid)
     try:
@@ -167,12 +165,3 @@ def _check_run(section: RunSection, where: str, scorers: Mapping[str, ScorerSpec
                 f"{where}.method: scorer '{name}' is of kind {scorers[name].kind}, which has no gradient, so the "
                 "method cannot weigh tokens by its maps."
             )
-
-
-def refuse_lonely(scorers: Mapping[str, ScorerSpec], noises: int, where: str) -> None:
-    """A pairwise scorer needs two images of a prompt."""
-    pairwise = next((name for name, spec in scorers.items() if spec.kind == "pairwise"), None)
-    if pairwise is not None and noises < 2:
-        raise GranularError(
-            f"{where}: scorer '{pairwise}' compares the images of a prompt, so at least 2, got {noises}."
-        )

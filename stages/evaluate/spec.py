@@ -41,3 +41,6 @@ class EvaluateSpec:
             raise ValueError("every prompt is evaluated once, so row ids must not repeat")
         if not self.scorers:
             raise ValueError("at least one scorer is needed")
+        for name, scorer in self.scorers.items():
+            if scorer.kind == "pairwise":
+                raise ValueError(f"scorer '{name}' compares images of one policy, so it says nothing about the policy")

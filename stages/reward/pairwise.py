@@ -2,10 +2,10 @@
 
     win rate_i = (wins_i + ½·(ties_i + unparsed_i)) / comparisons_i,   over all G(G−1)/2 pairs of the group
 
-A group is a prompt's images of one step, stride and occurrence (in an evaluation: of all its noises), whatever is
-executed together; no image meets one of another prompt. A verdict that cannot be read counts as a tie. A comparison
-that never came about (the judge failed on one of the two) counts for nobody, and an image without any comparison has
-no reward. The average over a group is ½ by construction, so win rates compare members and never policies.
+A group is a prompt's images of one step, stride and occurrence, whatever is executed together; no image meets one of
+another prompt. A verdict that cannot be read counts as a tie. A comparison that never came about (the judge failed on
+one of the two) counts for nobody, and an image without any comparison has no reward. The average over a group is ½ by
+construction, so win rates compare members and never policies.
 
 Source: Pref-GRPO, arXiv 2508.20751; CodeGoat24/Pref-GRPO, `cal_win_rate` in fastvideo/train_flux_pref_grpo.py, whose
 judge is a vision-language model behind a server. The judge here is a pointwise scorer with a margin.

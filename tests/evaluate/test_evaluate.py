@@ -194,6 +194,11 @@ def test_a_failed_reward_is_a_row_without_a_value():
     assert np.isnan(table["value"][1]) and np.isnan(table["sub.correct"][1]) and table["reason"][1] == "broken"
 
 
+def test_win_rates_do_not_evaluate(spec):
+    with pytest.raises(ValueError, match="'pref' compares images of one policy"):
+        replace(spec, scorers={**spec.scorers, "pref": ScorerSpec(kind="pairwise", judge="lab_oracle")})
+
+
 def test_kept_prompts_are_spread_over_all():
     assert spread(96, 12) == list(range(0, 96, 8)) and spread(3, 12) == [0, 1, 2]
 

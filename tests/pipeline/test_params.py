@@ -114,6 +114,15 @@ def test_an_unknown_scorer_in_rewards_is_refused() -> None:
     assert "did you mean 'hps'?" in sentence(changed("align.rewards", {"hpss": 1.0}))
 
 
+def test_a_method_that_weighs_tokens_needs_a_differentiable_scorer_among_the_rewards() -> None:
+    raw = changed("runs.sga", {"method": {"name": "sga_grpo", "scorers": ["clip"]}, "rewards": {"clip": 0.0}})
+    assert parse(raw).runs["sga"].rewards["clip"] == 0
+    raw = changed("runs.sga", {"method": {"name": "sga_grpo", "scorers": ["clip_other"]}})
+    assert sentence(raw).startswith("align.rewards: the method weighs tokens by the maps of scorer 'clip_other'")
+    raw = changed("runs.sga", {"method": {"name": "sga_grpo", "scorers": ["oracle"]}, "rewards": {"oracle": 1.0}})
+    assert "'oracle' is of kind lab_oracle, which has no gradient" in sentence(raw)
+
+
 def test_a_scorer_with_weights_needs_a_path() -> None:
     assert sentence(changed("scorers.hps", {"kind": "hpsv2"})).startswith("scorers.hps")
 

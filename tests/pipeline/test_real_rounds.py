@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from pipeline.plan import RunPlan, ValidateSpec, ledger
@@ -69,10 +71,10 @@ class Real:
             embeddings=self.folder / "embeddings",
         )
 
-    def align(self, project: str, rounds: int) -> RunResult:
+    def align(self, project: str, rounds: int, run: RunPlan | None = None) -> RunResult:
         target = self.folder / project
         store = Store(target / "store")
-        return align(self.plan(rounds), store, InlineWorker(1), lambda event: None, project=target)
+        return align(run or self.plan(rounds), store, InlineWorker(1), lambda event: None, project=target)
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +102,34 @@ def test_resume_eviction_and_a_stage_alone_are_bit_equal(real: Real) -> None:
     store = Store(real.folder / "whole" / "store")
     for stage in ("rollout", "reward.clip", "advantage", "update"):
         (done,) = run_stage(real.plan(3), store, InlineWorker(1), lambda event: None, stage, 3, force=True)
+        assert done.same, stage
+
+
+def test_tokens_and_win_rates_go_through_the_stages_and_come_back_after_eviction(real: Real) -> None:
+    clip = real.plan(2).scorers["clip"]
+    run = replace(
+        real.plan(2),
+        method={"name": "sga_grpo", "scorers": ["clip"]},
+        rewards={"clip": 1.0, "pref": 0.5},
+        scorers={"clip": clip, "pref": replace(clip, kind="pairwise", judge="open_clip", margin=1e-3)},
+        validate=ValidateSpec(every=10, prompts=2, noises=2),
+    )
+    result = real.align("tokens", 2, run)
+    first, last = result.rounds
+    folder = last.advantage.published.folder
+    weights, maps = np.load(folder / "tokens.npy"), np.load(last.rewards["clip"].published.folder / "maps.npy")
+    assert maps.shape == (6, 32, 32) and weights.shape == (6, 64 // 4)
+    assert (weights.max(1) == 1).all() and weights.min() < 1
+    table = pd.read_parquet(folder / "advantages.parquet")
+    assert sorted(set(table["token_row"])) == list(range(6))
+    linked = real.folder / "tokens/runs/real/rounds/0002"
+    assert (linked / "tokens.npy").is_file() and (linked / "rewards/clip.maps.npy").is_file()
+    assert not (linked / "rewards/pref.maps.npy").exists()
+
+    assert first.rewards["clip"].missing(("maps.npy",)) and not first.rewards["clip"].missing(("rewards.parquet",))
+    store = Store(real.folder / "tokens" / "store")
+    for stage in ("advantage", "reward.pref", "update"):
+        (done,) = run_stage(run, store, InlineWorker(1), lambda event: None, stage, 1, force=True)
         assert done.same, stage
 
 
