@@ -74,7 +74,10 @@ def prompt_of_nodes(leaves: pd.DataFrame, leaf_nodes: np.ndarray) -> np.ndarray:
     nodes, first, place = np.unique(leaves["node"], return_index=True, return_inverse=True)
     if (prompts[first][place] != prompts).any():
         raise AssertionError("a leaf node belongs to two prompts")
-    return prompts[first][np.searchsorted(nodes, leaf_nodes)]
+    found = np.searchsorted(nodes, leaf_nodes)
+    if (nodes[found.clip(max=len(nodes) - 1)] != leaf_nodes).any():
+        raise AssertionError("a decoded node is no leaf")
+    return prompts[first][found]
 
 
 def comparison_groups(leaves: pd.DataFrame) -> np.ndarray:

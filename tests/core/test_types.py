@@ -92,9 +92,11 @@ def test_a_failure_is_never_a_number():
 
 
 def test_ledgers_add_field_by_field_and_count_a_gradient_as_three_evaluations():
-    one = Ledger(evaluations=10, passes=20, images=3, scores=6, parents=2, points=8, optimizer_steps=1)
-    assert one + one == Ledger(20, 40, 6, 12, 4, 16, 2)
-    assert one.equivalents == 16
+    one = Ledger(
+        evaluations=10, passes=20, images=3, scores=6, parents=2, points=8, with_gradient=4, frozen=5, optimizer_steps=1
+    )  # fmt: skip
+    assert one + one == Ledger(20, 40, 6, 12, 4, 16, 8, 10, 2)
+    assert one.equivalents == 10 + 5 + 3 * 4
     assert (one + Ledger()) == one
 
 

@@ -93,7 +93,7 @@ def test_every_node_is_evaluated_once_and_the_counter_equals_the_plan(method):
 
 
 def test_a_dpm_solver_step_reads_its_history_and_matches_the_reference_number():
-    """methods.md 3.5: σ .6 → .4, previous .75, x .7, m0 .52, m1 .45 give .653649; first order gives .64."""
+    """σ .6 → .4, previous .75, x .7, m0 .52, m1 .45 give .653649; first order gives .64."""
     grid = make_grid(GridSpec(steps=8))
     tree = Tree(grid)
     root = tree.root()
