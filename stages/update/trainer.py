@@ -93,7 +93,7 @@ def train(
                 torch.nn.utils.clip_grads_with_norm_(
                     parameters.values(), optimizer.max_grad_norm, norm, foreach=False
                 )  # fmt: skip
-                old = _copies(parameters)
+                old = _copies(parameters) if executed else before
                 adam.step()
                 numbers = {"loss": loss, "grad_norm": float(norm), "param_change": _distance(parameters, old)}
                 records.append(_record(points, step, measured, lr=optimizer.lr, **numbers))
@@ -201,6 +201,8 @@ def _copies(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.Ten
 
 
 def _distance(parameters: Mapping[str, torch.nn.Parameter], old: Mapping[str, torch.Tensor]) -> float:
-    """‖θ − θ_old‖ over all parameters, summed in float64."""
-    squares = [((p.detach() - old[name]).double() ** 2).sum() for name, p in parameters.items()]
-    return float(sum(float(square) for square in squares)) ** 0.5
+    """‖θ − θ_old‖ over all parameters, summed in float64 over their tensors."""
+    import torch
+
+    shifts = torch._foreach_sub([p.detach() for p in parameters.values()], [old[name] for name in parameters])
+    return float(torch.stack(torch._foreach_norm(shifts)).double().square().sum()) ** 0.5
