@@ -13,8 +13,9 @@ class AdvantageSpec:
     """How rewards become advantages.
 
     method: name and options of the method, whose credit rule is applied (see `stages.methods.build`).
-    rewards: weight of every scorer; a weight multiplies the scorer's standardised rewards, not the rewards (1 each in
-        MixGRPO and G²RPO). The stage reads exactly these scorers.
+    rewards: weight of every scorer. In methods that standardise each reward (G²RPO, DanceGRPO, MixGRPO) it multiplies
+        the standardised ones, in those that sum rewards first (`Combine`: Flow-GRPO's family) the raw ones. The stage
+        reads exactly these scorers.
     failures: what an image without a reward does. `stop`: an error that names the rows. `drop`: the member leaves its
         group, which is standardised without it; the member's own advantage is 0.
     """

@@ -54,7 +54,7 @@ class DenseGRPO(FlowFamily):
     same_latent: bool = False
     global_std: bool = False
 
-    AFTER_SAMPLING: ClassVar[frozenset[str]] = FlowFamily.AFTER_SAMPLING | {"eta_range", "imbalance", "eta_step"}
+    AFTER_SAMPLING: ClassVar[frozenset[str]] = FlowFamily.AFTER_SAMPLING | {"imbalance", "eta_step"}
 
     def check(self, plan: Plan) -> None:
         super().check(plan)

@@ -44,8 +44,8 @@ class FlowFamily(Method):
     `stages.update.points.gather`. global_std: whether the std is that of all rewards of the round, or of the group.
     optimizer_steps: the group is split into this many optimizer steps per round, by member.
     kl_coef, kl_form: weight β of the KL to the policy the run started from, and its form: `flow_grpo` is the released
-    line, Δ × the Gaussian KL for SDE kernels and the Gaussian KL itself for CPS; `gaussian` is that for every kernel;
-    `velocity` is mean((v − v_ref)²).
+    line, Δ × the Gaussian KL for SDE kernels and the Gaussian KL itself for CPS (and DDIM-style steps); `gaussian` is
+    that for every kernel; `velocity` is mean((v − v_ref)²).
     """
 
     kernel: Literal["flow_sde", "cps", "dance_sde"] = "flow_sde"
@@ -84,8 +84,9 @@ class FlowFamily(Method):
     @property
     def loss_options(self) -> dict[str, Any]:
         """Clip and KL, for every objective of the family."""
-        released_cps = self.kernel == "cps" and self.kl_form == "flow_grpo"
-        form = "gaussian" if released_cps else self.kl_form
+        # Only these kernels have a rate g with std = g·√Δ, by which the released line divides.
+        has_rate = self.kernel in ("flow_sde", "dance_sde")
+        form = "gaussian" if self.kl_form == "flow_grpo" and not has_rate else self.kl_form
         return {"clip_range": self.clip_range, "kl_coef": self.kl_coef, "kl_form": form}
 
 

@@ -25,7 +25,7 @@ Evaluations per prompt: (l+1) + G·(e+n−l−1), n as released.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -62,7 +62,8 @@ class MixGRPOFlash(MixGRPO):
             return at  # the window reached the image
         _, *indices = compressed(s, steps, self.compression, self.post_count)
         if not indices:
-            return tree.ode(before, steps)
+            # Where the window is one step wide, `before` is shared: the whole group has one image.
+            return replace(tree.ode(before, steps), member=at.member)
         for index in indices:
             previous = before if self.solver_order == 2 else None
             whole = int(index) if index.is_integer() else -1

@@ -6,8 +6,8 @@ all their points of that step. Weights sum to 1 over an optimizer step, so the g
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -37,7 +37,8 @@ class UpdatePoints:
     x, v: [Q, *latent] parents' states and the behaviour's velocities there (NaN until evaluated, for re-noised leaves).
     time: [Q] what the model is told. condition: [Q] position of the parent's prompt among the round's prompts.
     next_x: [R, *latent] the states drawn, or the clean leaves. reference: [Q, *latent] velocities of the run's start.
-    tokens: [M, tokens] weights of token-wise advantages. grid_time: σ → what the model is told, off the grid too.
+    tokens: [M, tokens] weights of token-wise advantages. left_out: optimizer step → points without any advantage that
+    left the update (`zero_groups: drop`). grid_time: σ → what the model is told, off the grid too.
     """
 
     table: pd.DataFrame
@@ -47,6 +48,7 @@ class UpdatePoints:
     condition: np.ndarray
     next_x: np.ndarray
     grid_time: Callable[[float], float]
+    left_out: Mapping[int, int] = field(default_factory=dict)
     reference: np.ndarray | None = None
     tokens: np.ndarray | None = None
 
@@ -96,6 +98,8 @@ def gather(
     Rows of weight 0, and those whose advantage is `pruned`, are no points: that makes an update cheaper, not smaller.
     zero_groups: what points of members whose every advantage is 0 do. `keep`: they stay in the normalisation, so a
         constant group makes the step smaller, not its neighbours' share larger. `drop`: they leave the update.
+    Points of a member whose reward is missing (`dropped`) keep their share of the normalisation and weigh nothing:
+    some objectives would learn from an advantage of 0 too.
 
     Raises:
         GateError: the rollout's noise levels are not the grid's, or something stored is not finite.
@@ -115,10 +119,13 @@ def gather(
         table = table[table["why_zero"] != "pruned"]
     if "token_row" not in table:
         table["token_row"] = -1
+    left_out: dict[int, int] = {}
     if zero_groups == "drop":
-        table = table[table.groupby(["prompt", "member"])["advantage"].transform(lambda one: (one != 0).any())]
+        some = table.groupby(["prompt", "member"])["advantage"].transform(lambda one: (one != 0).any())
+        left_out = table.loc[~some, "optimizer_step"].value_counts().sort_index().to_dict()
+        table = table[some]
     points = _renoised(rollout, table, grid) if len(rollout.renoised) else _edges(rollout, table, grid)
-    points = replace(points, tokens=tokens)
+    points = replace(points, tokens=tokens, left_out={int(step): int(count) for step, count in left_out.items()})
     _check_finite(points)
     return points
 
@@ -176,6 +183,8 @@ def _sorted(table: pd.DataFrame) -> pd.DataFrame:
     """In the order of the update, weights normalised over each optimizer step."""
     table = table.sort_values(["optimizer_step", "parent", "edge"], ignore_index=True)
     table["weight"] = table["weight"] / table.groupby("optimizer_step")["weight"].transform("sum")
+    if "why_zero" in table:
+        table["weight"] = table["weight"].mask(table["why_zero"] == "dropped", 0.0)
     return table[[*COLUMNS, "parent", "next"]]
 
 

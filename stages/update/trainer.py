@@ -88,7 +88,7 @@ def train(
                     policy, points, step, conditions, objective, update_batch, measured, remembered, progress
                 )
                 if executed == 0 and objective.tolerance is not None:
-                    _check_first_ratio(points, step, measured["ratio"], objective.tolerance)
+                    _check_first_ratio(points, step, measured["log_ratio"], objective.tolerance)
                 norm = total_norm(parameters.values())
                 torch.nn.utils.clip_grads_with_norm_(
                     parameters.values(), optimizer.max_grad_norm, norm, foreach=False
@@ -100,6 +100,8 @@ def train(
                 seen_now = _rows(points, measured).iloc[step.points].assign(updates=executed)
                 remembered = objective.remember(remembered, seen_now)
                 executed += 1
+        records += _left_out(points, {record["optimizer_step"] for record in records})
+        records.sort(key=lambda record: record["optimizer_step"])
         change = _distance(parameters, before)
         if executed:
             _check_change(change, bool((seen == _probe(policy, points, conditions, max_batch)).all()), optimizer.lr)
@@ -150,9 +152,10 @@ def _probe(policy: FluxPolicy, points: UpdatePoints, conditions: Conditions, max
         return policy.velocity(x, time, conditions.rows(index))
 
 
-def _check_first_ratio(points: UpdatePoints, step: Step, ratio: np.ndarray, tolerance: float) -> None:
+def _check_first_ratio(points: UpdatePoints, step: Step, log_ratio: np.ndarray, tolerance: float) -> None:
     """Before the first optimizer step the policy is the behaviour, so every ratio is 1."""
-    away = np.abs(ratio[step.points] - 1)
+    # Near 1 a float32 ratio has steps of 1e-7; its logarithm resolves what small clip ranges ask for.
+    away = np.abs(np.expm1(log_ratio[step.points]))
     wrong = ~(away <= tolerance)  # NaN is wrong too
     if wrong.any():
         order = np.argsort(-np.nan_to_num(away, nan=np.inf), kind="stable")[: int(wrong.sum())]
@@ -184,7 +187,8 @@ def _record(
         "skipped": skipped,
         "points": len(step.points),
         "parents": step.parents,
-        "zero_advantages": int((points.table["advantage"].to_numpy()[step.points] == 0).sum()),
+        "zero_advantages": int((points.table["advantage"].to_numpy()[step.points] == 0).sum())
+        + points.left_out.get(step.number, 0),
     }
     if not skipped:
         record |= {
@@ -194,6 +198,15 @@ def _record(
             **numbers,
         }
     return record
+
+
+def _left_out(points: UpdatePoints, done: set[int]) -> list[dict[str, Any]]:
+    """Records of optimizer steps of which every point left the update: skipped, like those without an advantage."""
+    return [
+        {"optimizer_step": number, "skipped": True, "points": 0, "parents": 0, "zero_advantages": count}
+        for number, count in points.left_out.items()
+        if number not in done
+    ]
 
 
 def _copies(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:

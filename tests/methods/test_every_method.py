@@ -13,7 +13,7 @@ import pytest
 from stages.advantage.join import apply_policy, scored_leaves, spread
 from stages.core.noise import generator
 from stages.core.spec import read_yaml
-from stages.methods import METHODS, Plan, build
+from stages.methods import METHODS, Plan, build, sampling_options
 from stages.rollout.forest import Forest
 from stages.rollout.grid import GridSpec, make_grid
 from stages.rollout.store import Rollout
@@ -130,3 +130,24 @@ def test_a_failed_row_touches_no_other_prompt_where_groups_are_prompts(run):
     after = credit(run, given, "drop")
     for prompt in (3, 5):
         pd.testing.assert_frame_equal(after.loc[prompt], before.loc[prompt], check_exact=True)
+
+
+@pytest.mark.parametrize("name", PARAMS["presets"])
+def test_a_preset_takes_no_optimizer_setting_from_the_lab(name):
+    """A mapping of the file is laid over the lab's key by key, so whatever a preset leaves out would be the lab's."""
+    optimizer = PARAMS["presets"][name]["optimizer"]
+    assert {"lr", "betas"} <= set(optimizer)
+    assert "ema" in PARAMS["presets"][name]
+
+
+@every
+def test_what_is_sampled_passes_the_check_that_the_run_passed(run):
+    section = RUNS[run]
+    plan = Plan(make_grid(GridSpec(**section["grid"])), section["group"])
+    build(section["method"]).check(plan)
+    build(sampling_options(section["method"])).check(plan)
+
+
+def test_options_that_a_check_reads_are_sampling_options():
+    wide = {"name": "densegrpo", "eta": 1.2, "eta_range": [0.1, 2.0]}
+    build(sampling_options(wide)).tree(Plan(make_grid(GridSpec(steps=8)), 4))

@@ -155,7 +155,7 @@ def test_samples_of_constant_groups_leave_the_update_or_make_it_smaller():
             np.testing.assert_allclose(other, 2 * one, rtol=1e-9)
 
 
-def test_a_round_of_constant_groups_changes_nothing():
+def test_a_round_of_constant_groups_changes_nothing_and_is_counted():
     world = World(FLOW)
     world.table["advantage"] = 0.0
     points = world.points()
@@ -170,7 +170,9 @@ def test_a_round_of_constant_groups_changes_nothing():
         update_batch=5,
         max_batch=4,
     )
-    assert (result.param_change, result.steps, len(result.transitions)) == (0, [], 0)
+    assert (result.param_change, len(result.transitions)) == (0, 0)
+    assert all(step["skipped"] for step in result.steps) and len(result.steps) == 2
+    assert sum(step["zero_advantages"] for step in result.steps) == len(world.table)
 
 
 # Credit.

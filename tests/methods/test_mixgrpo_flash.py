@@ -211,3 +211,12 @@ def test_options_out_of_range_are_refused(options, message):
 def test_a_grid_without_points_between_its_own_is_refused():
     with pytest.raises(GranularError, match=r"grid\.family"):
         build(FLASH).tree(Plan(make_grid(GridSpec(steps=25, family="sd3")), 12))
+
+
+def test_a_window_of_one_step_without_points_behind_it_leaves_a_leaf_for_every_member():
+    """Late windows are one step wide; as coded, the image then is the estimate of the shared state in front of it."""
+    grid = make_grid(GridSpec(steps=8))
+    method = build({"name": "mixgrpo_flash", "window": 2, "hold": 8})
+    tree = method.tree(Plan(grid, 4, round_=41))
+    assert sorted(tree.leaves["member"]) == [0, 1, 2, 3]
+    assert len(set(tree.leaves["node"])) == 1
