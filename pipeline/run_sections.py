@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
@@ -154,6 +155,16 @@ def _check_run(section: RunSection, where: str, scorers: Mapping[str, ScorerSpec
         method.check(Plan(grid, section.group))
     except GranularError as error:
         raise GranularError(f"{where}.{error}") from None
+    judged = [name for name in section.rewards if scorers[name].kind == "pairwise"]
+    if judged:
+        leaves = method.tree(Plan(grid, section.group)).leaves
+        groups = Counter(zip(leaves["s"].tolist(), leaves["stride"].tolist()))
+        if min(groups.values()) < 2:
+            alone = min(groups, key=groups.__getitem__)[0]
+            raise GranularError(
+                f"{where}.rewards.{judged[0]}: a win rate needs at least two images to compare, and the method scores "
+                f"one alone (of state {alone}, which the group shares); choose a scorer that judges images alone."
+            )
     for name in method.token_credit.scorers if method.token_credit else ():
         if name not in section.rewards:
             raise GranularError(

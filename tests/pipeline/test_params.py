@@ -105,7 +105,9 @@ def test_a_wrong_value_is_refused_where_it_was_written(place: str, value: Any) -
     assert said.startswith(place) or said.startswith(place.rpartition(".")[0])
 
 
-@pytest.mark.parametrize("section", ["prompts", "policy", "sampler", "scorers", "align", "runs", "evaluate", "report"])
+@pytest.mark.parametrize(
+    "section", ["prompts", "policy", "sampler", "scorers", "align", "runs", "presets", "study", "evaluate", "report"]
+)
 def test_a_section_that_is_no_section_is_refused(section: str) -> None:
     assert sentence(changed(section, 3)).startswith(section)
 
@@ -121,6 +123,20 @@ def test_a_method_that_weighs_tokens_needs_a_differentiable_scorer_among_the_rew
     assert sentence(raw).startswith("align.rewards: the method weighs tokens by the maps of scorer 'clip_other'")
     raw = changed("runs.sga", {"method": {"name": "sga_grpo", "scorers": ["oracle"]}, "rewards": {"oracle": 1.0}})
     assert "'oracle' is of kind lab_oracle, which has no gradient" in sentence(raw)
+
+
+def test_a_win_rate_is_no_reward_for_a_method_that_scores_one_image_alone() -> None:
+    raw = changed("runs.gain", {"method": {"name": "stepwise"}, "rewards": {"hps": None, "clip": None, "judge": 1.0}})
+    assert "runs.gain.rewards.judge: a win rate needs at least two images" in sentence(raw)
+
+
+def test_runs_of_the_study_and_presets_are_checked_like_all_others() -> None:
+    assert sentence(changed("study.bugdet", 3)).startswith("study.bugdet: unknown key; did you mean 'budget'?")
+    assert sentence(changed("study.runs.lab-g2rpo.method.etta", 3)).startswith("study.runs.lab-g2rpo.method.etta")
+    assert sentence(changed("presets.paper-g2rpo.group", 1)).startswith("presets.paper-g2rpo.group")
+    assert "presets.g2rpo: runs has a run of that name" in sentence(
+        changed("presets.g2rpo", {"method": {"name": "g2rpo"}})
+    )
 
 
 def test_a_scorer_with_weights_needs_a_path() -> None:
