@@ -151,3 +151,26 @@ def test_what_is_sampled_passes_the_check_that_the_run_passed(run):
 def test_options_that_a_check_reads_are_sampling_options():
     wide = {"name": "densegrpo", "eta": 1.2, "eta_range": [0.1, 2.0]}
     build(sampling_options(wide)).tree(Plan(make_grid(GridSpec(steps=8)), 4))
+
+
+# Evaluations, images and update points per prompt at the papers' settings, every state evaluated once.
+COUNTS = {
+    "paper-g2rpo": (1700, 288, 96), "paper-dancegrpo": (181, 12, 108), "paper-mixgrpo": (289, 12, 48),
+    "paper-mixgrpo_flash": (121, 12, 48), "paper-mixgrpo_flash_star": (73, 12, 48), "paper-pave": (583, 48, 48),
+    "paper-branchgrpo": (203, 16, 218), "paper-pref_grpo": (193, 8, 112), "paper-flow_grpo": (240, 24, 216),
+    "paper-flow_grpo_fast": (240, 24, 72), "paper-grpo_guard": (240, 24, 216), "paper-lambda_grpo": (240, 24, 216),
+    "paper-sga_grpo": (240, 24, 216), "paper-tp_grpo": (1320, 240, 216), "paper-stepwise": (1085, 241, 216),
+    "paper-densegrpo": (1320, 264, 216), "paper-nft": (240, 24, 216), "paper-e2po": (480, 48, 432),
+    # Branches at every step but the last: 4 noises × Σ_s [1 + 6·(T − 1 − s)].
+    "paper-tempflow": (4 * sum(1 + 6 * (9 - s) for s in range(9)), 216, 216),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PARAMS["presets"])
+def test_the_plan_of_every_preset_has_the_papers_counts(name):
+    from pipeline.params import parse, resolve_run
+    from pipeline.plan import plan_trees
+
+    run = resolve_run(parse(PARAMS), name)
+    one = build(run.method).ledger(plan_trees(run, 1)[0])
+    assert (one.evaluations, one.images, one.points) == COUNTS[name]
