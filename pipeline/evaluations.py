@@ -14,6 +14,7 @@ from pipeline.run_sections import BASE
 from stages.core.errors import GranularError, nearest
 from stages.core.publish import scratch_beside
 from stages.core.resident import Resident
+from stages.core.spec import read_json
 from stages.evaluate import stage
 from stages.evaluate.spec import EvaluateSpec
 from stages.rollout.grid import GridSpec
@@ -24,8 +25,10 @@ STUDY = Path("data/study")
 
 
 def delivered_to(params: Params, run: str) -> Path:
-    """The folder of results that a run of the file belongs to."""
-    return STUDY / "runs" if run in params.study else RUNS
+    """The folder of results that a run of the file, or a variation of one, belongs to."""
+    kept = Path("runs") / run / "variation.json"
+    of = read_json(kept)["run"] if run not in params.all_runs and kept.is_file() else run
+    return STUDY / "runs" if of in params.study else RUNS
 
 
 def finished_runs(runs: Path = RUNS) -> list[str]:

@@ -129,6 +129,12 @@ class Method:
         return tree.ledger(scorers, passes, with_gradient=objective.with_gradient, frozen=objective.frozen)
 
 
+def refuse_cps(kernel: str, eta: float) -> None:
+    """Beyond η = 1 the noise of CPS falls again, and then changes its sign."""
+    if kernel == "cps" and eta > 1:
+        raise GranularError(f"method.eta: CPS has noise σ'·sin(ηπ/2), so η is at most 1, got {eta}.")
+
+
 def refuse_steps(optimizer_steps: int, group: int) -> None:
     """More optimizer steps than members cannot share a group out."""
     if optimizer_steps > group:

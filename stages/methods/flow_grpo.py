@@ -30,7 +30,7 @@ from pydantic import Field
 
 from stages.advantage.credit import Clip, Combine, Credit, Total, ZScore
 from stages.core.errors import GranularError
-from stages.methods.base import Method, Plan, refuse_steps
+from stages.methods.base import Method, Plan, refuse_cps, refuse_steps
 from stages.rollout.kernels import Kernel
 from stages.rollout.tree import Tree
 from stages.update.ppo import PPO, KLForm
@@ -62,8 +62,7 @@ class FlowFamily(Method):
 
     def check(self, plan: Plan) -> None:
         refuse_steps(self.optimizer_steps, plan.group)
-        if self.kernel == "cps" and self.eta > 1:
-            raise GranularError(f"method.eta: CPS has noise σ'·sin(ηπ/2), so η is at most 1, got {self.eta}.")
+        refuse_cps(self.kernel, self.eta)
 
     def noisy(self, steps: int) -> int:
         """How many steps from the start can be trained: a CPS step to σ' = 0 has no noise."""

@@ -25,7 +25,7 @@ from pydantic import Field
 
 from stages.advantage.credit import Clip, Credit, Total, ZScore
 from stages.core.errors import GranularError
-from stages.methods.base import Method, Plan, refuse_steps
+from stages.methods.base import Method, Plan, refuse_cps, refuse_steps
 from stages.rollout.kernels import Kernel
 from stages.rollout.tree import Member, Tree
 from stages.update.ppo import PPO
@@ -57,6 +57,7 @@ class MixGRPO(Method):
                 f"got {self.window}."
             )
         refuse_steps(self.optimizer_steps, plan.group)
+        refuse_cps(self.kernel, self.eta)
 
     def start(self, plan: Plan) -> int:
         """l, the first trained grid index of the round."""
