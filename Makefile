@@ -2,7 +2,7 @@
 #
 #   make repro   environment, then the whole pipeline (`dvc repro`); a second call does nothing
 #   make test    environment, then the tests
-#   make study   every method at one budget: reports/methods (about an hour; `make repro` does not run it)
+#   make study   every method at one budget: reports/methods (under an hour; `make repro` does not run it)
 #   make bench   what the engine and the orchestration cost on this machine, as ratios
 #   make lab     train the shipped lab weights again from their seed (hours), and record them with DVC
 #   make ui      Prefect's pages on this machine
