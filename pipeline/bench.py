@@ -21,7 +21,8 @@ from stages.core.progress import say
 if TYPE_CHECKING:
     from pipeline.events import Event
     from pipeline.plan import RunPlan
-    from stages.policies.flux import Conditions, FluxPolicy
+    from stages.policies.base import Policy
+    from stages.policies.conditions import Conditions
     from stages.rollout.engine import Forest, Noise
 
 BATCHES = (8, 16, 32, 64, 128)
@@ -37,13 +38,13 @@ def _seconds(work: Callable[[], None], repeat: int = 3) -> float:
     return min(times)
 
 
-def _conditions(policy: FluxPolicy, count: int) -> Conditions:
+def _conditions(policy: Policy, count: int) -> Conditions:
     from stages.embed.store import read_embeddings
 
     return policy.conditions(read_embeddings(EMBEDDINGS, list(range(count))))
 
 
-def bare_loop(policy: FluxPolicy, conditions: Conditions, batch: int, calls: int = 8) -> float:
+def bare_loop(policy: Policy, conditions: Conditions, batch: int, calls: int = 8) -> float:
     """Seconds per evaluation of `transformer(x)` in a loop, no bookkeeping."""
     import torch
 
@@ -60,7 +61,7 @@ def bare_loop(policy: FluxPolicy, conditions: Conditions, batch: int, calls: int
 
 
 def plain_loop(
-    forest: Forest, policy: FluxPolicy, conditions: Conditions, noise: Noise
+    forest: Forest, policy: Policy, conditions: Conditions, noise: Noise
 ) -> tuple[dict[int, np.ndarray], float]:
     """The same node list, one node at a time at batch 1: what a script without an engine does."""
     import torch
@@ -90,7 +91,7 @@ def plain_loop(
     return {n: s.numpy() for n, s in states.items()}, time.perf_counter() - start
 
 
-def engine_bench(policy: FluxPolicy, conditions: Conditions) -> None:
+def engine_bench(policy: Policy, conditions: Conditions) -> None:
     """A rollout of 8 prompts at T=16, G=12, K=8, Λ={1,2,3}: engine against the plain loop, and per evaluation."""
     from stages.methods import Plan, build
     from stages.rollout.engine import Forest, Noise, run_forest
@@ -157,13 +158,13 @@ def orchestration_bench(run: RunPlan, rounds: int = 6) -> None:
     from pipeline.reuse import Store
     from pipeline.rounds import align
     from pipeline.workers import InlineWorker
-    from stages.policies.flux import FluxPolicy
+    from stages.policies.base import Policy
     from stages.reward.clip import ClipScorer
     from stages.update import trainer
 
     model = Stopwatch()
     for owner, name in (
-        (FluxPolicy, "velocity"), (FluxPolicy, "decode"), (ClipScorer, "score"), (trainer, "gradient"),
+        (Policy, "velocity"), (Policy, "decode"), (ClipScorer, "score"), (trainer, "gradient"),
         (torch.optim.AdamW, "step"),
     ):  # fmt: skip
         model.watch(owner, name)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pipeline import plan
-from pipeline.artifacts import Artifact, Input
+from pipeline.artifacts import Artifact, External, Input
 from pipeline.driver import Driver
 from pipeline.plan import RunPlan
 from pipeline.reuse import Request
@@ -15,6 +15,8 @@ from pipeline.workers import method_module, scorer_modules
 from stages.core.code import code_digest
 from stages.core.spec import read_json
 from stages.core.types import Ledger
+from stages.policies import FAMILIES
+from stages.policies.loading import start_digest
 
 # What the readers of an artifact need of it, so that nothing is made again for their sake that they never open.
 TABLES = (
@@ -22,7 +24,7 @@ TABLES = (
     *("rollouts.zarr/*/nodes_*", "rollouts.zarr/*/edges_*", "rollouts.zarr/*/leaves_*", "rollouts.zarr/*/renoised_*"),
     *("rollouts.zarr/*/parent_node", "rollouts.zarr/*/next_edge", "rollouts.zarr/*/leaf_node"),
 )
-SAMPLER = ("policy/state.json", "policy/transformer", "policy/behaviour")
+SAMPLER = ("policy/state.json", "policy/transformer", "policy/lora", "policy/behaviour")
 EMA = ("policy/state.json", "policy/ema")
 STATE = ("policy",)
 
@@ -49,7 +51,10 @@ class Loop:
     def __init__(self, run: RunPlan, driver: Driver) -> None:
         self.run, self.driver = run, driver
         self.method = method_module(run.method["name"])
-        self.base = Input(driver.external(Path(run.policy.base)))
+        self.family = FAMILIES[run.policy.family]
+        base = Path(run.policy.base)
+        # A start may have weights from elsewhere too; what it consists of is what it is known by.
+        self.base = Input(External(start_digest(run.policy, base, lambda path: driver.external(path).digest), base))
         self.prompts = Input(driver.external(run.prompts))
         self.embeddings = Input(driver.external(run.embeddings))
         self.weights = {
@@ -66,17 +71,16 @@ class Loop:
 
     def start(self) -> Artifact:
         """The round-0 policy state: a name for the base's weights, never a copy."""
-        store, base, family = self.driver.store, self.base, self.run.policy.family
+        store, base, policy = self.driver.store, self.base, self.run.policy
         code = code_digest("stages.update.state")
-        request = Request(
-            stage="start", inputs={"base": base.digest}, settings={"family": family}, code=code, versions={}
-        )
+        kind = {"family": policy.family, "lora": policy.lora and asdict(policy.lora)}
+        request = Request(stage="start", inputs={"base": base.digest}, settings=kind, code=code, versions={})
 
         def make(folders: Mapping[str, Path], scratch: Path) -> None:
             from stages.update.state import start
 
             (scratch / "policy").mkdir()
-            start(folders["base"], scratch / "policy", family)
+            start(policy, folders["base"], scratch / "policy")
 
         published = store.published("start", request.fingerprint)
         if published is None:
@@ -94,13 +98,14 @@ class Loop:
         cost = self.cost(round_)
         ledger = Ledger(evaluations=cost.evaluations, passes=cost.passes)
         spec = plan.rollout_spec(self.run, round_, prompts)
-        return self.driver.call("rollout", round_, inputs, spec, uses=[self.method], ledger=ledger, force=force)
+        uses = [self.method, self.family]
+        return self.driver.call("rollout", round_, inputs, spec, uses=uses, ledger=ledger, force=force)
 
     def reward(self, round_: int, scorer: str, rollout: Artifact, force: bool = False) -> Artifact:
         inputs = {"rollout": Input(rollout), "prompts": self.prompts, "base": self.base}
         if scorer in self.weights:
             inputs["scorer"] = self.weights[scorer]
-        uses = [*scorer_modules(self.run.scorers[scorer]), *self.decoder]
+        uses = [*scorer_modules(self.run.scorers[scorer]), self.family, *self.decoder]
         images = self.cost(round_).images
         ledger = Ledger(images=images, scores=images)
         spec = plan.reward_spec(self.run, scorer)
@@ -125,7 +130,8 @@ class Loop:
         }  # fmt: skip
         spec = plan.update_spec(self.run, round_)
         ledger = replace(self.cost(round_), evaluations=0, passes=0, images=0, scores=0)
-        return self.driver.call("update", round_, inputs, spec, uses=[self.method], ledger=ledger, force=force)
+        uses = [self.method, self.family]
+        return self.driver.call("update", round_, inputs, spec, uses=uses, ledger=ledger, force=force)
 
     def validate(self, round_: int, policy: Artifact, force: bool = False) -> Artifact:
         judging = plan.evaluators(self.run.scorers)
@@ -134,7 +140,7 @@ class Loop:
             "embeddings": self.embeddings,
             **{f"scorer.{name}": one for name, one in self.weights.items() if name in judging},
         }  # fmt: skip
-        uses = [*(one for spec in judging.values() for one in scorer_modules(spec)), *self.decoder]
+        uses = [*(one for spec in judging.values() for one in scorer_modules(spec)), self.family, *self.decoder]
         spec = plan.validation_spec(self.run)
         return self.driver.call(
             "evaluate", round_, inputs, spec, uses=uses, ledger=plan.validation_ledger(self.run), force=force

@@ -117,6 +117,7 @@ def memory(run: RunPlan) -> dict[str, int]:
     encoders count where a method perturbs prompts.
     """
     from stages.methods import build
+    from stages.policies import policy_class
 
     base = Path(run.policy.base)
     weights = 4 * parameters(base / "transformer")
@@ -129,7 +130,14 @@ def memory(run: RunPlan) -> dict[str, int]:
     config = json.loads((base / "transformer" / "config.json").read_text(encoding="utf-8"))
     width = config["attention_head_dim"] * config["num_attention_heads"]
     depth = config["num_layers"] + config["num_single_layers"]
-    batch = run.update_batch * (tokens + _text_tokens(base)) * width * depth * _KEPT_PER_CHANNEL * 4
+    batch = (
+        run.update_batch
+        * (tokens + policy_class(run.policy.family).text_tokens(base))
+        * width
+        * depth
+        * _KEPT_PER_CHANNEL
+        * 4
+    )
     files = [base / "vae", *(Path(spec.path) for spec in run.scorers.values() if spec.path)]
     parts = {
         "weights": weights,
@@ -149,13 +157,6 @@ def memory(run: RunPlan) -> dict[str, int]:
     if method.conditions is not None:
         parts["text encoders"] = sum(4 * parameters(folder) for folder in base.glob("text_encoder*"))
     return {**parts, "total": sum(parts.values())}
-
-
-def _text_tokens(base: Path) -> int:
-    """Text tokens beside the latent ones: the T5 tokenizer's limit, 512 at most."""
-    config = base / "tokenizer_2" / "tokenizer_config.json"
-    limit = json.loads(config.read_text(encoding="utf-8")).get("model_max_length", 512) if config.is_file() else 512
-    return min(int(limit), 512)
 
 
 def _file_bytes(path: Path) -> int:

@@ -90,11 +90,12 @@ def base_policy(params: Params) -> str:
     import torch
 
     from stages.core.resident import Resident
-    from stages.policies.flux import FluxTextEncoder
+    from stages.policies import load_text_encoder
 
     base = Path(params.policy.base)
     policy = Resident().policy(params.policy, base)
-    conditions = policy.conditions(FluxTextEncoder(params.policy, base).encode(["a red circle"]))
+    encoder = load_text_encoder(params.policy, base)
+    conditions = policy.conditions({**encoder.encode(["a red circle"]), **encoder.unconditional()})
     noise = torch.zeros(1, *policy.latent_shape, device=policy.device)
     with torch.no_grad():
         velocity = policy.velocity(noise, torch.ones(1, device=policy.device), conditions)

@@ -3,7 +3,7 @@
 Everything is a pure function of manifests, tables and the final weights: no times, no hosts, no folder names of this
 machine, so equal runs give equal bytes wherever they were computed.
 
-    policy/                 final averaged weights: state.json, transformer/ in diffusers' layout
+    policy/                 final averaged weights: state.json, transformer/ (or lora/) in diffusers' layout
     run.json                resolved spec, ledger, digest of every stage of every round
     rounds.parquet          one row a round
     validation.parquet      round, scorer, prompt, noise, value
@@ -53,15 +53,17 @@ def assemble(result: RunResult, target: Path) -> None:
 
 
 def _copy_policy(policy: Artifact, out: Path) -> None:
-    """The averaged weights under the name a diffusers pipeline looks for: `transformer`.
+    """The averaged weights under the name a diffusers pipeline looks for: `transformer`, or `lora`.
 
     The state names them as both its weight sets, so that whoever loads the folder gets them either way.
     """
+    from stages.update.state import weights_folder
+
     folder = policy.folder(("policy/state.json", "policy/ema")) / "policy"
     out.mkdir()
     state = read_json(folder / "state.json")
     if (folder / "ema").is_dir():
-        shutil.copytree(folder / "ema", out / "transformer")
+        shutil.copytree(folder / "ema", out / weights_folder(state["kind"], "train"))
     state["digests"] = {"train": state["digests"]["ema"], "ema": state["digests"]["ema"], "optimizer": ""}
     write_json(out / "state.json", state)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LATENTS = tuple(f"rollouts.zarr/*/{name}" for name in ("parent_x", "parent_v", "next_x", "leaf_x"))
 MAPS = ("maps.npy",)
-WEIGHTS = ("policy/transformer", "policy/ema", "policy/behaviour")
+WEIGHTS = ("policy/transformer", "policy/lora", "policy/ema", "policy/behaviour")
 OPTIMIZER = ("policy/optimizer.safetensors",)
 
 
@@ -95,12 +95,10 @@ def disk_estimate(run: RunPlan) -> DiskEstimate:
 
 
 def latent_shape(policy: PolicySpec) -> tuple[int, int]:
-    """[tokens, channels] of one packed latent, from the configuration of the base policy."""
-    base = Path(policy.base)
-    transformer = json.loads((base / "transformer" / "config.json").read_text(encoding="utf-8"))
-    vae = json.loads((base / "vae" / "config.json").read_text(encoding="utf-8"))
-    pixels = 2 * 2 ** (len(vae["block_out_channels"]) - 1)
-    return (policy.height // pixels) * (policy.width // pixels), transformer["in_channels"]
+    """[tokens, channels] of one latent, from the configuration of the base policy."""
+    from stages.policies import policy_class
+
+    return policy_class(policy.family).measure(policy, Path(policy.base)).latent_shape
 
 
 def parameters(folder: Path) -> int:

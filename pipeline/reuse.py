@@ -28,7 +28,7 @@ from typing import Any
 
 from stages.core import digest
 from stages.core.errors import GranularError
-from stages.core.publish import write_text
+from stages.core.publish import alive, write_text
 from stages.core.spec import read_json
 from stages.core.types import Ledger
 
@@ -36,7 +36,9 @@ SCHEMA = 1
 # Written by the driver beside a stage's outputs; not outputs themselves.
 BESIDE = frozenset({"manifest.json", "request.json", "log.json"})
 # Where a file lies says nothing about what it holds; its content enters as the digest of an input.
-LOCATIONS = frozenset({"base", "path"})
+LOCATIONS = frozenset({"base", "path", "single_file"})
+# How memory is used, and where a download came from, change no number.
+NEUTRAL = frozenset({"residency", "checkpointing", "revision"})
 
 
 def settings(spec: Any) -> dict[str, Any]:
@@ -54,7 +56,7 @@ def _without_locations(value: Any) -> Any:
     kept = {
         name: _without_locations(item)
         for name, item in value.items()
-        if not (name in LOCATIONS and (item is None or isinstance(item, str)))
+        if not (name in LOCATIONS and (item is None or isinstance(item, str))) and name not in NEUTRAL
     }
     if isinstance(kept.get("device"), str):
         kept["device"] = kept["device"].partition(":")[0]
@@ -285,7 +287,7 @@ class Store:
         """Remove what dead processes of this host left behind."""
         for attempt in self.root.glob("*/.attempt-*"):
             host, _, pid = attempt.name.removeprefix(".attempt-").rpartition("-")[0].rpartition("-")
-            if host == socket.gethostname() and pid.isdigit() and not _alive(int(pid)):
+            if host == socket.gethostname() and pid.isdigit() and not alive(int(pid)):
                 shutil.rmtree(attempt, ignore_errors=True)
 
 
@@ -296,13 +298,3 @@ def write_json(path: Path, value: Any) -> None:
 
 def _attempt_name() -> str:
     return f".attempt-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stages.core import code
+from stages.policies import FAMILIES
 
 if TYPE_CHECKING:
     from stages.reward.spec import ScorerSpec
@@ -74,7 +75,7 @@ class InlineWorker:
         return import_module(f"stages.{stage}.stage").run(inputs, spec, self._resident, out)
 
     def code(self, stage: str, uses: Sequence[str]) -> str:
-        offered = {*SCORERS.values(), *code.modules_of("stages.methods")} - {"stages.methods.base"}
+        offered = {*SCORERS.values(), *FAMILIES.values(), *code.modules_of("stages.methods")} - {"stages.methods.base"}
         return code.code_digest(f"stages.{stage}.stage", sorted(uses), sorted(offered - set(uses)))
 
     def versions(self, stage: str) -> Mapping[str, str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
+import socket
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,10 +18,12 @@ def scratch_beside(target: Path) -> Iterator[Path]:
     """A fresh folder on the target's own filesystem; on success it *becomes* the target by one rename.
 
     On any error, Ctrl-C included, the scratch folder is removed and the target stays as it was. An existing
-    target is replaced; a reader sees the old folder, for a moment none, then the new one, never a mixture.
+    target is replaced; a reader sees the old folder, for a moment none, then the new one, never a mixture. What killed
+    processes left in the same place is removed first.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    attempt = target.parent / f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp"
+    sweep(target.parent)
+    attempt = _aside(target, "tmp")
     attempt.mkdir()
     try:
         yield attempt
@@ -32,7 +36,7 @@ def replace_folder(source: Path, target: Path) -> None:
     """Move `source` to `target`; an old target steps aside first and is deleted after the move."""
     if target.is_symlink() or target.is_file():
         target.unlink(missing_ok=True)
-    aside = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.old"
+    aside = _aside(target, "old")
     while True:
         with suppress(FileNotFoundError):
             os.replace(target, aside)
@@ -51,9 +55,48 @@ def replace_folder(source: Path, target: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a small file so that a reader never sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp"
+    temporary = _aside(path, "tmp")
     try:
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+_LEFT = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)@(?P<host>[^@]+)-[0-9a-f]{8}\.(?P<kind>tmp|old)")
+
+
+def _aside(target: Path, kind: str) -> Path:
+    """A name beside the target that says whose it is, so that the next process knows what nobody needs any more."""
+    return target.parent / f".{target.name}.{os.getpid()}@{socket.gethostname()}-{uuid.uuid4().hex[:8]}.{kind}"
+
+
+def sweep(folder: Path) -> None:
+    """Remove what processes of this host that are no longer alive left half-written in a folder.
+
+    A folder that had stepped aside goes back where nothing took its place: its process was killed between the moves.
+    """
+    with os.scandir(folder) as entries:
+        left = [found for one in entries if one.name.startswith(".") and (found := _LEFT.fullmatch(one.name))]
+    for one in left:
+        if one["host"] != socket.gethostname() or alive(int(one["pid"])):
+            continue
+        path, target = folder / one[0], folder / one["name"]
+        if one["kind"] == "old" and not target.exists():
+            with suppress(OSError):
+                os.replace(path, target)
+        elif path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process of this host is there."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

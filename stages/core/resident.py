@@ -15,7 +15,8 @@ import numpy as np
 from stages.core.spec import read_json
 
 if TYPE_CHECKING:
-    from stages.policies.flux import Conditions, FluxPolicy
+    from stages.policies.base import Policy
+    from stages.policies.conditions import Conditions
     from stages.policies.spec import PolicySpec
     from stages.reward.base import Scorer
     from stages.reward.spec import ScorerSpec
@@ -28,44 +29,59 @@ class Resident:
 
     def __init__(self) -> None:
         self.memory: dict[str, Any] = {}
-        self._policies: dict[tuple[PolicySpec, str], FluxPolicy] = {}
-        self._weights: dict[int, str] = {}
+        self._policies: dict[tuple[PolicySpec, str], Policy] = {}
+        self._weights: dict[int, tuple[int, str]] = {}
         self._scorers: dict[tuple[str, ScorerSpec, str | None], Scorer] = {}
         self._conditions: OrderedDict[tuple[str, tuple[int, ...]], Conditions] = OrderedDict()
         self._images: OrderedDict[str, np.ndarray] = OrderedDict()
         self._rollout: tuple[tuple[int, ...], bool, Rollout] | None = None
 
-    def policy(self, spec: PolicySpec, base: Path) -> FluxPolicy:
+    def policy(self, spec: PolicySpec, base: Path) -> Policy:
         """The policy of a base folder, loaded once."""
         import torch
 
-        from stages.policies.flux import FluxPolicy
+        from stages.policies import load_policy
 
         if spec.threads:
             torch.set_num_threads(spec.threads)
         key = (spec, str(base.resolve()))
         if key not in self._policies:
-            self._policies[key] = FluxPolicy(spec, base)
+            self._policies[key] = load_policy(spec, base)
         return self._policies[key]
 
-    def use(self, policy: FluxPolicy, folder: Path, which: Which) -> None:
+    def use(self, policy: Policy, folder: Path, which: Which) -> None:
         """Put the weights of a policy state folder into the policy, unless they are there already."""
         from stages.update.state import load_weights
 
         digest = read_json(folder / "state.json")["digests"][which]
-        if self._weights.get(id(policy)) != digest:
+        policy.module  # noqa: B018  loaded now, if it was given back before
+        if self._weights.get(id(policy)) != (policy.generation, digest):
             self._weights.pop(id(policy), None)
             load_weights(policy, folder, which)
-            self._weights[id(policy)] = digest
+            self._weights[id(policy)] = (policy.generation, digest)
 
-    def holds(self, policy: FluxPolicy, digest: str | None) -> None:
+    def holds(self, policy: Policy, digest: str | None) -> None:
         """Say which weights a policy now holds (after an update), or that they are unknown (None)."""
         if digest is None:
             self._weights.pop(id(policy), None)
         else:
-            self._weights[id(policy)] = digest
+            self._weights[id(policy)] = (policy.generation, digest)
 
-    def conditions(self, policy: FluxPolicy, embeddings: Path, prompts: Sequence[int]) -> Conditions:
+    def make_room(self, policy: Policy, *needed: str) -> None:
+        """Where models take turns in memory (`policy.residency: swap`), give back all but the named ones.
+
+        needed: `module`, `vae`, `scorers`. What is given back is read from its files again when it is used.
+        """
+        if policy.spec.residency == "keep":
+            return
+        policy.release(*({"module", "vae"} - set(needed)))
+        if "module" not in needed:
+            self.memory.pop("trainer", None)  # optimizer state and averaged weights
+        if "scorers" not in needed:
+            self._scorers.clear()
+        release_memory()
+
+    def conditions(self, policy: Policy, embeddings: Path, prompts: Sequence[int]) -> Conditions:
         """Embeddings of some prompts, in the order asked for."""
         from stages.embed.store import read_embeddings
 
@@ -100,13 +116,25 @@ class Resident:
 
         self._rollout = (_identity(folder / NAME), True, rollout)
 
-    def images(self, policy: FluxPolicy, rollout: Path, leaf_x: np.ndarray) -> np.ndarray:
+    def images(self, policy: Policy, rollout: Path, leaf_x: np.ndarray) -> np.ndarray:
         """The decoded leaves of a rollout, float32 [M, H, W, 3] in [0, 1]; scorers of one round share the decoding."""
         key = str(rollout.resolve())
         if key not in self._images:
+            self.make_room(policy, "vae")
             self._images.clear()  # one round at a time, also while the next one is decoded
             self._images[key] = policy.decode(leaf_x)
         return self._images[key]
+
+
+def release_memory() -> None:
+    """Give the memory of what was just dropped back to the device."""
+    import gc
+
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _identity(store: Path) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,19 +15,11 @@ from stages.embed.store import write_embeddings
 from stages.policies.spec import PolicySpec
 from stages.prompts.stage import read_prompts
 
+if TYPE_CHECKING:
+    from stages.policies.base import TextEncoder
+
 # Every forward has this many rows (short batches are padded), so that a prompt's bits do not depend on its neighbours.
 BATCH = 32
-
-
-class TextEncoder(Protocol):
-    """What a policy family provides: see `stages.policies.flux.FluxTextEncoder`."""
-
-    family: str
-    length: int
-
-    def encode(self, texts: Sequence[str]) -> dict[str, np.ndarray]: ...
-
-    def truncated(self, texts: Sequence[str]) -> list[bool]: ...
 
 
 def run(spec: PolicySpec, base: Path, prompts: Path, out: Path) -> None:
@@ -37,12 +29,12 @@ def run(spec: PolicySpec, base: Path, prompts: Path, out: Path) -> None:
     """
     import torch
 
-    from stages.policies.flux import FluxTextEncoder
+    from stages.policies import load_text_encoder
 
     if spec.threads:
         torch.set_num_threads(spec.threads)
     table = read_prompts(prompts)
-    encoder = FluxTextEncoder(spec, base)
+    encoder = load_text_encoder(spec, base)
     embed(encoder, table["id"].tolist(), table["text"].tolist(), encoder_digest(base), out)
 
 
@@ -63,7 +55,7 @@ def embed(encoder: TextEncoder, ids: list[int], texts: list[str], encoder_digest
         "truncated": cut,
         "truncated_count": len(cut),
     }
-    write_embeddings(out, ids, encoded(encoder, texts), attrs)
+    write_embeddings(out, ids, encoded(encoder, texts), attrs, encoder.unconditional())
 
 
 def encoded(encoder: TextEncoder, texts: Sequence[str], batch: int = BATCH) -> Iterator[Mapping[str, np.ndarray]]:

@@ -4,6 +4,7 @@
       id                [prompt]                    row ids of the prompt table
       <name>            [prompt, …]  float32        FLUX: prompt_embeds [prompt, token, channel],
                                                     pooled_prompt_embeds [prompt, channel]
+      unconditional_<name>  [once, …]     float32   what stands for no prompt; only with classifier-free guidance
 
 A chunk is one prompt, so a round reads only its own; a file (shard) holds many, so DVC sees few files. `complete` is
 written last: a missing shard reads as zeros in Zarr.
@@ -24,17 +25,28 @@ NAME = "embeddings.zarr"
 SHARD_PROMPTS = 256
 # A shard is built in memory: FLUX.1-dev's 8 MiB a prompt would make 2 GiB of 256 prompts.
 SHARD_BYTES = 256 * 2**20
+ONCE = "once"
 _DIMENSIONS = {1: (), 2: ("channel",), 3: ("token", "channel")}
 
 
 def write_embeddings(
-    folder: Path, ids: Sequence[int], batches: Iterable[Mapping[str, np.ndarray]], attrs: Mapping[str, Any]
+    folder: Path,
+    ids: Sequence[int],
+    batches: Iterable[Mapping[str, np.ndarray]],
+    attrs: Mapping[str, Any],
+    once: Mapping[str, np.ndarray] | None = None,
 ) -> None:
-    """Write `folder/embeddings.zarr` from batches of consecutive rows (name -> [rows, …]), one per entry of `ids`."""
+    """Write `folder/embeddings.zarr` from batches of consecutive rows (name -> [rows, …]), one per entry of `ids`.
+
+    once: arrays [1, …] that belong to all prompts.
+    """
     import zarr
 
     root = zarr.create_group(str(folder / NAME), zarr_format=3, attributes={"schema": SCHEMA, "complete": False})
     root.create_array("id", data=np.asarray(ids, np.int64), dimension_names=("prompt",))
+    for name, array in (once or {}).items():
+        dimensions = (ONCE, *_DIMENSIONS[array.ndim])
+        root.create_array(name, data=array.astype(np.float32), dimension_names=dimensions)
     writers: dict[str, _Writer] = {}
     for batch in batches:
         for name, rows in batch.items():
@@ -99,7 +111,10 @@ def open_embeddings(folder: Path) -> Any:
 
 
 def read_embeddings(folder: Path, ids: Sequence[int]) -> dict[str, np.ndarray]:
-    """Embeddings of some prompts, in the order asked for (repeats allowed): name -> float32 [len(ids), …]."""
+    """Embeddings of some prompts, in the order asked for (repeats allowed): name -> float32 [len(ids), …].
+
+    What belongs to all prompts is [1, …].
+    """
     root = open_embeddings(folder)
     position = {int(row): place for place, row in enumerate(root["id"][...])}
     absent = [int(row) for row in ids if int(row) not in position]
@@ -111,7 +126,11 @@ def read_embeddings(folder: Path, ids: Sequence[int]) -> dict[str, np.ndarray]:
     # Each chunk is read once, however often its prompt is asked for.
     distinct, inverse = np.unique([position[int(row)] for row in ids], return_inverse=True)
     return {
-        name: array.get_orthogonal_selection((distinct,))[inverse]
+        name: array[...] if array.metadata.dimension_names[0] == ONCE else _rows(array, distinct)[inverse]
         for name, array in sorted(root.arrays())
         if name != "id"
     }
+
+
+def _rows(array: Any, rows: np.ndarray) -> np.ndarray:
+    return array.get_orthogonal_selection((rows,))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from stages.core.resident import Resident
-    from stages.policies.flux import FluxPolicy
+    from stages.policies.base import Policy
 
 SCHEMA = 1
 KEPT_NOISES = 4
@@ -67,6 +67,7 @@ def run(inputs: Mapping[str, Path], spec: EvaluateSpec, resident: Resident, out:
     scorer), `images.npz` (prompt, noise, text, images uint8 [prompt, noise, H, W, 3]), `grid.png`, `summary.json`.
     """
     policy = resident.policy(spec.policy, inputs["base"])
+    resident.make_room(policy, "module")
     weights = use_weights(inputs, spec, policy, resident)
     table = prompt_rows(inputs["prompts"], spec.prompts)
     grid = make_grid(spec.grid)
@@ -80,20 +81,25 @@ def run(inputs: Mapping[str, Path], spec: EvaluateSpec, resident: Resident, out:
         sampler=spec.sampler,
         label="evaluation",
     )
+    resident.make_room(policy, "vae")
     images = policy.decode(latents(shards, spec.noises).reshape(-1, *policy.latent_shape))
     rewards, scorers = score(inputs, spec, resident, images, table)
     rewards.to_parquet(out / "rewards.parquet", index=False)
     write_pictures(out, images.reshape(len(spec.prompts), spec.noises, *images.shape[1:]), spec, table["text"].tolist())
     count = len(images)
+    evaluations = count * grid.steps
     cost = Ledger(
-        evaluations=count * grid.steps, passes=count * grid.steps, images=count, scores=count * len(spec.scorers)
+        evaluations=evaluations,
+        passes=evaluations * policy.passes,
+        images=count,
+        scores=count * len(spec.scorers),
     )
     (out / "summary.json").write_text(
         json.dumps(summary(spec, weights, scorers, cost), indent=1) + "\n", encoding="utf-8"
     )
 
 
-def use_weights(inputs: Mapping[str, Path], spec: EvaluateSpec, policy: FluxPolicy, resident: Resident) -> str:
+def use_weights(inputs: Mapping[str, Path], spec: EvaluateSpec, policy: Policy, resident: Resident) -> str:
     """Load the weights to evaluate; returns their digest."""
     from stages.update.state import start
 
@@ -101,7 +107,7 @@ def use_weights(inputs: Mapping[str, Path], spec: EvaluateSpec, policy: FluxPoli
         resident.use(policy, inputs["policy"], spec.which)
         return str(read_json(inputs["policy"] / "state.json")["digests"][spec.which])
     with tempfile.TemporaryDirectory() as folder:
-        state = start(inputs["base"], Path(folder))
+        state = start(spec.policy, inputs["base"], Path(folder))
         resident.use(policy, Path(folder), "train")
     return state.digests["train"]
 
@@ -149,7 +155,9 @@ def score(
     texts = rows["text"].tolist()
     metadata = [json.loads(text) for text in rows["metadata"]]
     tables, said = [], {}
+    policy = resident.policy(spec.policy, inputs["base"])
     for name, scorer_spec in spec.scorers.items():
+        resident.make_room(policy)
         scorer = resident.scorer(name, scorer_spec, inputs.get(f"scorer.{name}"), spec.policy.device)
         rewards = score_images(scorer, images, texts, metadata, label=f"evaluation {name}")
         tables.append(reward_rows(name, rewards, rows, spec.noises))

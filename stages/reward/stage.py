@@ -37,9 +37,10 @@ def run(inputs: Mapping[str, Path], spec: RewardSpec, resident: Resident, out: P
     import pandas as pd
 
     policy = resident.policy(spec.policy, inputs["base"])
-    scorer = resident.scorer(spec.name, spec.scorer, inputs.get("scorer"), spec.policy.device)
     rollout = resident.rollout(inputs["rollout"])
     images = resident.images(policy, inputs["rollout"], rollout.leaf_x)
+    resident.make_room(policy)
+    scorer = resident.scorer(spec.name, spec.scorer, inputs.get("scorer"), spec.policy.device)
     table = read_prompts(inputs["prompts"])
     asked = prompt_of_nodes(rollout.leaves, rollout.leaf_nodes)
     absent = sorted(set(asked.tolist()) - set(table["id"]))

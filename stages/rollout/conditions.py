@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 from stages.core.errors import GranularError
 from stages.core.progress import bar
+from stages.core.resident import release_memory
 from stages.rollout.perturb import PerturbSpec, neighbours
 
 if TYPE_CHECKING:
     import torch
 
     from stages.core.resident import Resident
-    from stages.policies.flux import Conditions
+    from stages.policies.conditions import Conditions
     from stages.rollout.spec import RolloutSpec
 
 # What a process keeps of its prompts' conditions from round to round.
@@ -75,9 +76,9 @@ def blended(
     keys = [(*shared, prompt, text) for prompt, text in zip(rollout.prompts, texts)]
     missing = [place for place, key in enumerate(keys) if key not in known]
     if missing:
-        from stages.policies.flux import FluxTextEncoder
+        from stages.policies import load_text_encoder
 
-        encoder = FluxTextEncoder(rollout.policy, inputs["base"])
+        encoder = load_text_encoder(rollout.policy, inputs["base"])
         with bar(len(missing), f"round {rollout.round_} conditions", "prompts") as progress:
             for place in missing:
                 own = {name: tensor[place] for name, tensor in conditions.tensors.items()}
@@ -85,7 +86,7 @@ def blended(
                 known[keys[place]] = {name: tensor.cpu() for name, tensor in found.items()}
                 progress.update(1)
         del encoder
-        _release()
+        release_memory()
 
     def rows(place: int, name: str) -> torch.Tensor:
         own, found = conditions.tensors[name][place : place + 1], known[keys[place]]
@@ -115,14 +116,3 @@ def _texts(prompts: Path, ids: Sequence[int]) -> list[str]:
         raise GranularError(f"{path}: no prompt table there; run the prompts stage first.")
     table = pd.read_parquet(path, columns=["id", "text"]).set_index("id")["text"]
     return [str(table[prompt]) for prompt in ids]
-
-
-def _release() -> None:
-    """Give the memory of what was just dropped back to the device."""
-    import gc
-
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

@@ -1,7 +1,7 @@
 """Neighbours of a prompt: what its text encoders make of it when its token embeddings are moved (stage 1 of E²PO).
 
 For one prompt and one encoder, δ_c ∈ R^{L×d} is added to the input embeddings of the content tokens, c = 1..K_c − 1.
-With e_c the vector that then stands for the whole text (see `FluxTextEncoder.perturbed`), stage 1 minimises
+With e_c the vector that then stands for the whole text (see `TextEncoder.perturbed`), stage 1 minimises
 
     λ_div·mean_{c≠c'} cos(e_c, e_c') + Σ_c max(0, |cos(e_c, e_0) − μ| − ε_ins)
 
@@ -25,7 +25,7 @@ from stages.core.progress import say
 if TYPE_CHECKING:
     import torch
 
-    from stages.policies.flux import FluxTextEncoder, Tokens
+    from stages.policies.base import TextEncoder, Tokens
 
 # Where a δ is scaled, its cosine ends this close to the one that was asked for.
 CLOSE = 1e-4
@@ -61,7 +61,7 @@ class PerturbSpec:
 
 
 def neighbours(
-    encoder: FluxTextEncoder, text: str, own: Mapping[str, torch.Tensor], spec: PerturbSpec, seed: int, prompt: int
+    encoder: TextEncoder, text: str, own: Mapping[str, torch.Tensor], spec: PerturbSpec, seed: int, prompt: int
 ) -> dict[str, torch.Tensor]:
     """The K_c − 1 further conditions of one text: name of the embedding -> [K_c − 1, …].
 
@@ -113,7 +113,7 @@ def stage_one_loss(e: torch.Tensor, own: torch.Tensor, spec: PerturbSpec) -> tor
 class _Nearby:
     """One prompt under one encoder, and the search for its δ."""
 
-    encoder: FluxTextEncoder
+    encoder: TextEncoder
     name: str
     tokens: Tokens
     spec: PerturbSpec

@@ -22,7 +22,8 @@ from stages.update.state import read_state
 
 if TYPE_CHECKING:
     from stages.core.resident import Resident
-    from stages.policies.flux import Conditions, FluxPolicy
+    from stages.policies.base import Policy
+    from stages.policies.conditions import Conditions
 
 
 def plan_trees(spec: RolloutSpec, memory: Mapping[str, Any] | None = None) -> list[FrozenTree]:
@@ -41,7 +42,7 @@ def sample(
     trees: Sequence[FrozenTree],
     prompts: Sequence[int],
     *,
-    policy: FluxPolicy,
+    policy: Policy,
     conditions: Conditions | BlendedConditions,
     noise: Noise,
     sampler: SamplerSpec,
@@ -81,7 +82,8 @@ def run(inputs: Mapping[str, Path], spec: RolloutSpec, resident: Resident, out: 
     Writes `rollouts.zarr`; returns the digests of its parts.
     """
     policy = resident.policy(spec.policy, inputs["base"])
-    state = read_state(inputs["policy"])
+    state = read_state(inputs["policy"], spec.policy)
+    resident.make_room(policy, "module")
     resident.use(policy, inputs["policy"], state.sampler)
     conditions = resident.conditions(policy, inputs["embeddings"], spec.prompts)
     perturb = build(spec.method).conditions

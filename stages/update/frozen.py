@@ -15,12 +15,13 @@ from stages.update.gradient import inputs
 if TYPE_CHECKING:
     import torch
 
-    from stages.policies.flux import Conditions, FluxPolicy
+    from stages.policies.base import Policy
+    from stages.policies.conditions import Conditions
     from stages.update.points import UpdatePoints
 
 
 def frozen_velocities(
-    policy: FluxPolicy,
+    policy: Policy,
     points: UpdatePoints,
     conditions: Conditions,
     max_batch: int,
@@ -32,12 +33,11 @@ def frozen_velocities(
     """
     import torch
 
-    module = policy.module
-    own = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()} if weights else None
+    own = {name: tensor.detach().clone() for name, tensor in policy.weights().items()} if weights else None
     v = np.empty(points.x.shape, np.float32)
     try:
         if weights:
-            module.load_state_dict(dict(weights), strict=True)
+            policy.load(weights, "frozen weights")
         with torch.no_grad():
             for start in range(0, len(points.x), max_batch):
                 rows = np.arange(start, min(start + max_batch, len(points.x)))
@@ -45,5 +45,5 @@ def frozen_velocities(
                 v[rows] = policy.velocity(x, time, conditions.rows(index))[: len(rows)].float().cpu().numpy()
     finally:
         if own:
-            module.load_state_dict(own, strict=True)
+            policy.load(own, "own weights")
     return v

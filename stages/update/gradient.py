@@ -21,14 +21,15 @@ from stages.update.points import Step, Tile, UpdatePoints, name_rows
 if TYPE_CHECKING:
     import torch
 
-    from stages.policies.flux import Conditions, FluxPolicy
+    from stages.policies.base import Policy
+    from stages.policies.conditions import Conditions
 
 # What the update measures of every point; arrays of one number per row of the points' table.
 MEASURED = ("log_ratio", "ratio", "clip_side", "path_variance", "velocity_grad_norm", "share")
 
 
 def gradient(
-    policy: FluxPolicy,
+    policy: Policy,
     points: UpdatePoints,
     step: Step,
     conditions: Conditions,
@@ -45,7 +46,8 @@ def gradient(
     """
     import torch
 
-    for parameter in policy.module.parameters():
+    parameters = policy.parameters().values()
+    for parameter in parameters:
         parameter.grad = None
     loss = 0.0
     for tile in step.tiles:
@@ -61,7 +63,7 @@ def gradient(
         sums = [_sum_by_parent(grad, tile.slots, like) for grad, like in zip(grads, reached)]
         _measure_shares(grads, sums, tile, measured)
         torch.autograd.backward(reached, sums)
-        if not torch.isfinite(total_norm(policy.module.parameters())):
+        if not torch.isfinite(total_norm(parameters)):
             raise GateError(
                 f"update: the weights' gradient is not finite after the rows {name_rows(rows)}; nothing was changed."
             )
@@ -71,7 +73,7 @@ def gradient(
 
 
 def _reached(
-    policy: FluxPolicy, points: UpdatePoints, tile: Tile, conditions: Conditions, objective: Objective, rows: int
+    policy: Policy, points: UpdatePoints, tile: Tile, conditions: Conditions, objective: Objective, rows: int
 ) -> tuple[list[torch.Tensor], PointBatch]:  # fmt: skip
     """What the tile's points depend on: tensors [B, *latent] with their graph, v_θ first; and the points as a batch
     whose velocity and further tensors are detached leaves."""
@@ -126,7 +128,7 @@ def point_batch(
 
 
 def inputs(
-    policy: FluxPolicy, points: UpdatePoints, parents: np.ndarray, rows: int
+    policy: Policy, points: UpdatePoints, parents: np.ndarray, rows: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """States, times and condition rows of parents, padded to exactly `rows` by repeating the first.
 
@@ -134,7 +136,7 @@ def inputs(
     """
     import torch
 
-    like = next(policy.module.parameters())
+    like = next(iter(policy.parameters().values()))  # master weights
     padded = np.concatenate([parents, np.full(rows - len(parents), parents[0])])
     x = torch.from_numpy(points.x[padded]).to(like.device, like.dtype)
     time = torch.from_numpy(points.time[padded]).to(like.device, like.dtype)

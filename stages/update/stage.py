@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import torch
 
     from stages.core.resident import Resident
-    from stages.policies.flux import FluxPolicy
-    from stages.update.state import Moments, PolicyState
+    from stages.policies.base import Policy
+    from stages.update.state import Moments, PolicyState, Which
     from stages.update.trainer import Trained
 
 
@@ -43,7 +43,7 @@ def run(inputs: Mapping[str, Path], spec: UpdateSpec, resident: Resident, out: P
 
     policy = resident.policy(spec.policy, inputs["base"])
     base = states.base_digest(policy, resident.memory)
-    before = states.read_state(inputs["policy"], spec.policy.family, base)
+    before = states.read_state(inputs["policy"], spec.policy, base)
     rollout = resident.rollout(inputs["rollout"])
     sampled = int(rollout.attrs["spec"]["round_"])
     if before.round != spec.round_ - 1 or sampled != spec.round_:
@@ -51,6 +51,7 @@ def run(inputs: Mapping[str, Path], spec: UpdateSpec, resident: Resident, out: P
             f"update: round {spec.round_} needs its own rollout and the policy after round {spec.round_ - 1}, got the "
             f"rollout of round {sampled} and the policy after round {before.round}."
         )
+    resident.make_room(policy, "module")
     resident.use(policy, inputs["policy"], "train")
     moments, ema = _memory(resident, policy, inputs["policy"], before)
     method = build(spec.method)
@@ -71,8 +72,7 @@ def run(inputs: Mapping[str, Path], spec: UpdateSpec, resident: Resident, out: P
     if objective.fresh:
         points = replace(points, v=frozen_velocities(policy, points, conditions, spec.sampler.max_batch, behaviour))
     if objective.needs_reference:
-        start = states.read_tensors(policy.base / "transformer")
-        reference = frozen_velocities(policy, points, conditions, spec.sampler.max_batch, start)
+        reference = frozen_velocities(policy, points, conditions, spec.sampler.max_batch, policy.start())
         points = replace(points, reference=reference)
     parents = sum(step.parents for step in points.steps(spec.update_batch))
     resident.holds(policy, None)  # until the new state has a digest, nobody can name the weights in memory
@@ -89,12 +89,12 @@ def run(inputs: Mapping[str, Path], spec: UpdateSpec, resident: Resident, out: P
             memory=before.memory["objective"],
             progress=progress.update,
         )
-    average(ema, policy.module.state_dict(), spec.ema)
+    average(ema, policy.weights(), spec.ema)
     frozen = objective.frozen * len(points.x)
     numbers = summary(result, spec.round_, objective.with_gradient, frozen)
     steps = before.optimizer_steps + numbers["ledger"]["optimizer_steps"]
     if behaviour is not None:
-        average(behaviour, policy.module.state_dict(), method.behaviour_decay(steps) or 0.0)
+        average(behaviour, policy.weights(), method.behaviour_decay(steps) or 0.0)
     (out / "policy").mkdir()
     after = states.save(
         policy,
@@ -111,7 +111,8 @@ def run(inputs: Mapping[str, Path], spec: UpdateSpec, resident: Resident, out: P
     write_text(out / "update.json", json.dumps(numbers, indent=1) + "\n")
     resident.holds(policy, after.digests["train"])
     resident.memory["trainer"] = (_key(policy, after), result.moments, ema)
-    return {f"policy/{states.FILES[which]}": value for which, value in after.digests.items()}
+    where = states.files(policy.kind)
+    return {f"policy/{where[which]}": value for which, value in after.digests.items()}
 
 
 def average(ema: dict[str, torch.Tensor], weights: Mapping[str, torch.Tensor], decay: float) -> None:
@@ -159,37 +160,40 @@ def summary(result: Trained, round_: int, with_gradient: int = 1, frozen: int = 
     return {"round": round_, "total": total, "ledger": ledger, "steps": result.steps}
 
 
-def _key(policy: FluxPolicy, state: PolicyState) -> tuple[Any, ...]:
+def _key(policy: Policy, state: PolicyState) -> tuple[Any, ...]:
     return (id(policy), *sorted(state.digests.items()))
 
 
-def _behaviour(policy: FluxPolicy, folder: Path, state: PolicyState) -> dict[str, torch.Tensor]:
+def _behaviour(policy: Policy, folder: Path, state: PolicyState) -> dict[str, torch.Tensor]:
     """The weights that sampled: those of the state where they lag behind the trained ones, else a copy of these."""
-    from stages.update.state import FOLDERS, match, read_tensors
-
-    weights = policy.module.state_dict()
+    weights = policy.weights()
     if state.sampler == "train":
         return {name: tensor.detach().clone() for name, tensor in weights.items()}
-    lagging = read_tensors(folder / FOLDERS["behaviour"])
-    match(weights, lagging, str(folder / FOLDERS["behaviour"]))
-    return {name: lagging[name].to(weights[name]) for name in weights}
+    return _beside(policy, folder, "behaviour")
+
+
+def _beside(policy: Policy, folder: Path, which: Which) -> dict[str, torch.Tensor]:
+    """Another set of a state's weights, like those in the model."""
+    from stages.policies.loading import match
+    from stages.update.state import read_weights
+
+    weights, kept = policy.weights(), read_weights(policy, folder, which)
+    match(weights, kept, f"{folder} ({which})")
+    return {name: kept[name].to(weights[name]) for name in weights}
 
 
 def _memory(
-    resident: Resident, policy: FluxPolicy, folder: Path, state: PolicyState
+    resident: Resident, policy: Policy, folder: Path, state: PolicyState
 ) -> tuple[Moments, dict[str, torch.Tensor]]:
     """AdamW's moments and the averaged weights of a state: from memory where they still are, else from its files.
 
     They are taken out of memory because the update changes them in place: after a failure they are read again.
     """
-    from stages.update.state import FOLDERS, load_moments, match, read_tensors
+    from stages.update.state import load_moments
 
     key, *kept = resident.memory.pop("trainer", (None,))
     if key == _key(policy, state):
         return kept[0], kept[1]
-    weights = policy.module.state_dict()
     if state.round == 0:
-        return {}, {name: tensor.detach().clone() for name, tensor in weights.items()}
-    ema = read_tensors(folder / FOLDERS["ema"])
-    match(weights, ema, str(folder / FOLDERS["ema"]))
-    return load_moments(policy, folder), {name: ema[name].to(weights[name]) for name in weights}
+        return {}, {name: tensor.detach().clone() for name, tensor in policy.weights().items()}
+    return load_moments(policy, folder), _beside(policy, folder, "ema")

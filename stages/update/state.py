@@ -1,10 +1,11 @@
 """The policy state folder: weights, their average and the optimizer, all safetensors, in diffusers' layout.
 
     policy/state.json                schema, kind, family, base, round, optimizer_steps, digests
-    policy/transformer/              train weights: config.json, diffusion_pytorch_model.safetensors (float32)
+    policy/transformer/              train weights: config.json, diffusion_pytorch_model.safetensors (float32);
+                                     of a LoRA policy/lora/pytorch_lora_weights.safetensors in its place
     policy/ema/                      averaged weights, the same layout
     policy/behaviour/                weights that sample, the same layout; only where they are not the trained ones
-    policy/optimizer.safetensors     AdamW: <parameter>.exp_avg, <parameter>.exp_avg_sq, <parameter>.step
+    policy/optimizer.safetensors     AdamW's state: <parameter>.exp_avg, .exp_avg_sq, .step (in 8 bits .state1, …)
 
 The state a run starts from (round 0) is a state.json alone: its weights are those of the base folder, which is named
 by its digest and never copied.
@@ -23,37 +24,51 @@ from stages.core import digest
 from stages.core.errors import GranularError
 from stages.core.publish import write_text
 from stages.core.spec import read_json
+from stages.policies import lora
+from stages.policies.loading import start_digest
 
 if TYPE_CHECKING:
     import torch
 
-    from stages.policies.flux import FluxPolicy
+    from stages.policies.base import Policy
+    from stages.policies.spec import LoraSpec, PolicySpec
 
 SCHEMA = 1
-KIND = "full"
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 Which = Literal["train", "ema", "behaviour"]
 FOLDERS: dict[Which, str] = {"train": "transformer", "ema": "ema", "behaviour": "behaviour"}
-# Where the tensors lie whose digests a state names.
-FILES = {**{which: f"{folder}/{WEIGHTS}" for which, folder in FOLDERS.items()}, "optimizer": "optimizer.safetensors"}
+OPTIMIZER = "optimizer.safetensors"
 
-# name of a parameter -> {"step", "exp_avg", "exp_avg_sq"}
+# name of a parameter -> what AdamW remembers of it: "step", "exp_avg", "exp_avg_sq" (or its 8-bit form)
 Moments = dict[str, dict[str, "torch.Tensor"]]
+
+
+def weights_folder(kind: str, which: Which) -> str:
+    """Where a set of weights lies in a state folder; the trained ones under the name that diffusers looks for."""
+    return "lora" if kind == "lora" and which == "train" else FOLDERS[which]
+
+
+def files(kind: str) -> dict[str, str]:
+    """Where the tensors lie whose digests a state names."""
+    name = lora.WEIGHTS if kind == "lora" else WEIGHTS
+    return {**{which: f"{weights_folder(kind, which)}/{name}" for which in FOLDERS}, "optimizer": OPTIMIZER}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyState:
     """What `state.json` says.
 
-    kind: `full` (all weights of the transformer). family: the policy adapter. base: digest of the base folder.
-    round: rounds learned from, 0 for a start. optimizer_steps: AdamW steps taken since the start.
+    kind: `full` (all weights of the transformer), or `lora`. lora: rank, alpha and targets. family: the policy adapter.
+    base: digest of the start (`stages.policies.loading.start_digest`). round: rounds learned from, 0 for a start.
+    optimizer_steps: AdamW steps taken since the start.
     digests: content digests of `train`, `ema` and `optimizer`, and of `behaviour` where the sampling weights lag; at
         the start the weights are the base's, so the first two name the base and the third is empty.
     memory: what the method remembers: `plan` (`Method.remember`) and `objective` (`Objective.remember`).
     """
 
     schema: int = SCHEMA
-    kind: str = KIND
+    kind: str
+    lora: dict[str, Any] | None = None
     family: str
     base: str
     round: int
@@ -67,8 +82,8 @@ class PolicyState:
         return "behaviour" if "behaviour" in self.digests else "train"
 
 
-def read_state(folder: Path, family: str | None = None, base: str | None = None) -> PolicyState:
-    """The state of a folder; with `family` or `base` (a digest) given, a state of another one is refused.
+def read_state(folder: Path, spec: PolicySpec | None = None, base: str | None = None) -> PolicyState:
+    """The state of a folder; with `spec` or `base` (a digest) given, a state of another one is refused.
 
     Raises:
         GranularError: one sentence: not a policy state, another schema, kind, family or base.
@@ -82,10 +97,8 @@ def read_state(folder: Path, family: str | None = None, base: str | None = None)
         state = PolicyState(**values)
     except TypeError as error:
         raise GranularError(f"{path}: not a policy state ({error}).") from None
-    if state.kind != KIND:
-        raise GranularError(f"{path}: holds a policy of kind '{state.kind}', but this run trains kind '{KIND}'.")
-    if family is not None and state.family != family:
-        raise GranularError(f"{path}: holds a policy of family '{state.family}', but this run uses '{family}'.")
+    if spec is not None:
+        _require_same_kind(path, state, spec)
     if base is not None and state.base != base:
         raise GranularError(
             f"{path}: was trained from base {state.base[:12]}, but the base here is {base[:12]}; give the base it was "
@@ -94,62 +107,69 @@ def read_state(folder: Path, family: str | None = None, base: str | None = None)
     return state
 
 
-def start(base: Path, out: Path, family: str = "flux") -> PolicyState:
-    """Write the round-0 state of a base folder into the folder `out`."""
-    base_digest = digest.of_path(base)
-    digests = {"train": f"base:{base_digest}", "ema": f"base:{base_digest}", "optimizer": ""}
-    state = PolicyState(family=family, base=base_digest, round=0, optimizer_steps=0, digests=digests)
+def _require_same_kind(path: Path, state: PolicyState, spec: PolicySpec) -> None:
+    if state.family != spec.family:
+        raise GranularError(f"{path}: holds a policy of family '{state.family}', but this run uses '{spec.family}'.")
+    kind = "full" if spec.lora is None else "lora"
+    if state.kind != kind:
+        raise GranularError(f"{path}: holds a policy of kind '{state.kind}', but this run trains kind '{kind}'.")
+    if spec.lora is not None and state.lora != _described(spec.lora):
+        raise GranularError(f"{path}: holds a LoRA of {state.lora}, but this run trains {_described(spec.lora)}.")
+
+
+def _described(spec: LoraSpec) -> dict[str, Any]:
+    return {**asdict(spec), "targets": list(spec.targets)}
+
+
+def start(spec: PolicySpec, base: Path, out: Path) -> PolicyState:
+    """Write the round-0 state of a policy, whose base folder is `base`, into the folder `out`."""
+    digest_ = start_digest(spec, base)
+    digests = {"train": f"base:{digest_}", "ema": f"base:{digest_}", "optimizer": ""}
+    state = PolicyState(**_kind(spec), base=digest_, round=0, optimizer_steps=0, digests=digests)
     _write_json(out / "state.json", asdict(state))
     return state
 
 
-def base_digest(policy: FluxPolicy, memory: dict[str, Any]) -> str:
-    """Digest of the policy's base folder; remembered for as long as no file of it changes."""
-    files = sorted(file for file in policy.base.rglob("*") if file.is_file())
-    stamp = tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+def _kind(spec: PolicySpec) -> dict[str, Any]:
+    described = None if spec.lora is None else _described(spec.lora)
+    return {"kind": "full" if spec.lora is None else "lora", "lora": described, "family": spec.family}
+
+
+def base_digest(policy: Policy, memory: dict[str, Any]) -> str:
+    """Digest of the policy's start; remembered for as long as no file of it changes."""
+    roots = [policy.base, *(Path(path) for path in policy.spec.start_files)]
+    files_ = sorted(
+        file for root in roots for file in ([root] if root.is_file() else root.rglob("*")) if file.is_file()
+    )
+    stamp = tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files_)
     known = memory.get("base_digest")
     if known is None or known[0] != stamp:
-        known = memory["base_digest"] = (stamp, digest.of_path(policy.base))
+        known = memory["base_digest"] = (stamp, start_digest(policy.spec, policy.base))
     return known[1]
 
 
-def load_weights(policy: FluxPolicy, folder: Path, which: Which) -> None:
-    """Copy the weights of a state folder (or, for a start, of the base) into `policy.module`, every key matched.
+def read_weights(policy: Policy, folder: Path, which: Which) -> dict[str, torch.Tensor]:
+    """A set of weights of a state folder (or, for a start, of the base), on the CPU.
+
+    Raises:
+        GranularError: a file is missing, or the state is of another kind.
+    """
+    state = read_state(folder, policy.spec)
+    if state.round == 0:
+        return policy.start()
+    if which == "ema" and state.digests["train"] == state.digests["ema"]:
+        which = "train"  # a delivered policy holds its one set of weights under the name that diffusers looks for
+    where = folder / weights_folder(state.kind, which)
+    return lora.read(where) if state.kind == "lora" else read_tensors(where)
+
+
+def load_weights(policy: Policy, folder: Path, which: Which) -> None:
+    """Put a set of weights of a state folder into the policy, every key matched.
 
     Raises:
         GranularError: a file is missing, or a key or shape does not match.
     """
-    state = read_state(folder, policy.spec.family)
-    if which == "ema" and state.digests["train"] == state.digests["ema"]:
-        which = "train"  # a delivered policy holds its one set of weights under the name that diffusers looks for
-    source = policy.base / "transformer" if state.round == 0 else folder / FOLDERS[which]
-    load_strict(policy.module, read_tensors(source), str(source))
-
-
-def load_strict(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], where: str) -> None:
-    """Copy tensors into a module's parameters and buffers, every key matched; the module keeps its dtype and device."""
-    match(module.state_dict(), tensors, where)
-    module.load_state_dict(tensors, strict=True)
-
-
-def match(own: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], where: str) -> None:
-    """Refuse tensors that are not, name by name and shape by shape, those of the model.
-
-    Raises:
-        GranularError: a key without its counterpart, or a shape that differs.
-    """
-    missing, extra = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
-    if missing or extra:
-        raise GranularError(
-            f"{where}: weights do not match the model: {len(missing)} of its tensors are missing"
-            f"{f' (first: {missing[0]})' if missing else ''} and {len(extra)} are unknown to it"
-            f"{f' (first: {extra[0]})' if extra else ''}."
-        )
-    for name, tensor in own.items():
-        if tensor.shape != tensors[name].shape:
-            raise GranularError(
-                f"{where}: {name} has shape {tuple(tensors[name].shape)}, the model expects {tuple(tensor.shape)}."
-            )
+    policy.load(read_weights(policy, folder, which), str(folder))
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -166,7 +186,7 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
-def load_moments(policy: FluxPolicy, folder: Path) -> Moments:
+def load_moments(policy: Policy, folder: Path) -> Moments:
     """AdamW's moments of a state folder, empty at the start, on the policy's device.
 
     Raises:
@@ -176,7 +196,7 @@ def load_moments(policy: FluxPolicy, folder: Path) -> Moments:
 
     if read_state(folder).round == 0:
         return {}
-    path = folder / "optimizer.safetensors"
+    path = folder / OPTIMIZER
     if not path.is_file():
         raise GranularError(f"{path}: no such file; its bytes may have been evicted, so run the update again.")
     moments: Moments = {}
@@ -184,15 +204,16 @@ def load_moments(policy: FluxPolicy, folder: Path) -> Moments:
         name, _, part = key.rpartition(".")
         # AdamW keeps its step counters on the CPU.
         moments.setdefault(name, {})[part] = tensor if part == "step" else tensor.to(policy.device)
-    own = {name: parameter.shape for name, parameter in policy.module.named_parameters()}
+    own = {name: parameter.shape for name, parameter in policy.parameters().items()}
     for name, parts in moments.items():
-        if set(parts) != {"step", "exp_avg", "exp_avg_sq"} or parts["exp_avg"].shape != own.get(name):
+        first = parts.get("exp_avg", parts.get("state1"))
+        if "step" not in parts or first is None or first.shape != own.get(name):
             raise GranularError(f"{path}: the moments of '{name}' do not match the model's parameters.")
     return moments
 
 
 def save(
-    policy: FluxPolicy,
+    policy: Policy,
     out: Path,
     *,
     ema: Mapping[str, torch.Tensor],
@@ -208,31 +229,33 @@ def save(
     ema, behaviour: averaged and sampling weights by name; behaviour is None where the trained weights sample. steps:
     AdamW steps since the start. base: digest of the base folder. memory: see `PolicyState`.
     """
+    import torch
     from safetensors.torch import save_file
 
-    parts = {
-        "train": {name: tensor.detach().cpu().contiguous() for name, tensor in policy.module.state_dict().items()},
-        "ema": {name: tensor.detach().cpu().contiguous() for name, tensor in ema.items()},
-        **({"behaviour": {k: t.detach().cpu().contiguous() for k, t in behaviour.items()}} if behaviour else {}),
-        "optimizer": {
-            f"{name}.{part}": tensor.detach().cpu().contiguous()
-            for name, parts in moments.items()
-            for part, tensor in parts.items()
-        },
+    sets = {"train": policy.weights(), "ema": ema, **({"behaviour": behaviour} if behaviour else {})}
+    parts = {which: {name: one.detach().cpu().contiguous() for name, one in sets[which].items()} for which in sets}
+    parts["optimizer"] = {
+        f"{name}.{part}": torch.as_tensor(value).detach().cpu().contiguous()
+        for name, known in moments.items()
+        for part, value in known.items()
     }
-    for which, folder in FOLDERS.items():
-        if which not in parts:
-            continue
-        (out / folder).mkdir()
-        _write_json(out / folder / "config.json", model_config(policy.module))
+    where = files(policy.kind)
+    for which in sets:
+        folder = out / weights_folder(policy.kind, which)
+        folder.mkdir()
+        if policy.kind == "full":
+            _write_json(folder / "config.json", model_config(policy.module))
     # Hashing and writing leave the interpreter to each other.
     with ThreadPoolExecutor() as pool:
         hashed = pool.map(digest.of_tensors, parts.values())
         for which, tensors in parts.items():
-            save_file(tensors, out / FILES[which], metadata={"format": "pt"})
+            if which in sets and policy.spec.lora is not None:
+                lora.save(tensors, (out / where[which]).parent, policy.spec.lora)
+            else:
+                save_file(tensors, out / where[which], metadata={"format": "pt"})
         digests = dict(zip(parts, hashed))
     state = PolicyState(
-        family=policy.spec.family,
+        **_kind(policy.spec),
         base=base,
         round=round_,
         optimizer_steps=steps,

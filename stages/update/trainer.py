@@ -16,7 +16,8 @@ from stages.update.points import Step, UpdatePoints, name_rows
 if TYPE_CHECKING:
     import torch
 
-    from stages.policies.flux import Conditions, FluxPolicy
+    from stages.policies.base import Policy
+    from stages.policies.conditions import Conditions
     from stages.update.objective import Memory, Objective
     from stages.update.spec import OptimizerSpec
     from stages.update.state import Moments
@@ -41,7 +42,7 @@ class Trained:
 
 
 def train(
-    policy: FluxPolicy,
+    policy: Policy,
     points: UpdatePoints,
     conditions: Conditions,
     *,
@@ -68,7 +69,7 @@ def train(
     """
     import torch
 
-    parameters = dict(policy.module.named_parameters())
+    parameters = policy.parameters()
     before = _copies(parameters)
     adam = make_adamw(parameters, optimizer, moments)
     measured = {name: np.zeros(len(points.table)) for name in MEASURED}
@@ -143,7 +144,7 @@ def make_adamw(parameters: Mapping[str, torch.nn.Parameter], spec: OptimizerSpec
     return adam
 
 
-def _probe(policy: FluxPolicy, points: UpdatePoints, conditions: Conditions, max_batch: int) -> torch.Tensor:
+def _probe(policy: Policy, points: UpdatePoints, conditions: Conditions, max_batch: int) -> torch.Tensor:
     """The velocities of some parents, evaluated as the sampler evaluates them."""
     import torch
 

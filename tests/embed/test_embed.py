@@ -17,6 +17,9 @@ class FakeEncoder:
     def __init__(self):
         self.batches: list[int] = []
 
+    def unconditional(self):
+        return {"unconditional_tokens": np.ones((1, self.length, 2), np.float32)}
+
     def encode(self, texts):
         self.batches.append(len(texts))
         codes = np.zeros((len(texts), self.length, 2), np.float32)
@@ -38,6 +41,7 @@ def test_rows_come_back_in_the_order_asked_for_repeats_included(tmp_path):
     asked = [169, 100, 169, 133]
     expected = FakeEncoder().encode([TEXTS[i - 100] for i in asked])
     found = read_embeddings(tmp_path, asked)
+    assert found.pop("unconditional_tokens").shape == (1, 6, 2)  # of all prompts, so it has no rows
     assert found.keys() == expected.keys()
     for name in expected:
         np.testing.assert_array_equal(found[name], expected[name])

@@ -14,7 +14,7 @@ from torch.distributions import Normal
 from stages.advantage.stage import advantages
 from stages.core.errors import GateError, GranularError
 from stages.methods import Plan, build, sampling_options
-from stages.policies.flux import Conditions as Rows
+from stages.policies.conditions import Conditions as Rows
 from stages.rollout.conditions import BlendedConditions
 from stages.rollout.engine import run_forest
 from stages.rollout.forest import Forest, Noise

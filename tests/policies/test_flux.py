@@ -8,7 +8,9 @@ import torch
 
 from stages.core.errors import GateError, GranularError
 from stages.core.images import to_uint8
-from stages.policies.flux import FluxPolicy, FluxTextEncoder, load_pipeline
+from stages.policies import base as shared
+from stages.policies.flux import FluxPolicy, FluxTextEncoder
+from stages.policies.loading import pipeline
 from stages.policies.spec import PolicySpec
 
 PROMPTS = ["a red circle", "a blue square left of a green triangle"]
@@ -30,7 +32,7 @@ def embeddings(spec):
 
 
 def test_our_ode_equals_the_pipelines_own_sampler(spec, policy, embeddings):
-    pipe = load_pipeline(policy.base, without=())
+    pipe = pipeline(policy.base, without=())
     pipe.set_progress_bar_config(disable=True)
     noise = torch.randn(2, *policy.latent_shape, generator=torch.Generator().manual_seed(0))
     theirs = pipe(
@@ -46,7 +48,7 @@ def test_our_ode_equals_the_pipelines_own_sampler(spec, policy, embeddings):
 
 
 def test_decoding_equals_the_pipelines_images(policy):
-    pipe = load_pipeline(policy.base, without=())
+    pipe = pipeline(policy.base, without=())
     x = torch.randn(3, *policy.latent_shape, generator=torch.Generator().manual_seed(1))
     z = pipe._unpack_latents(x, 32, 32, pipe.vae_scale_factor) / pipe.vae.config.scaling_factor
     with torch.no_grad():
@@ -101,11 +103,9 @@ def test_an_image_that_is_not_finite_stops_the_run(policy):
 
 
 def test_large_images_are_decoded_a_few_at_a_time(policy, monkeypatch):
-    from stages.policies import flux
-
     x = np.random.default_rng(0).standard_normal((5, *policy.latent_shape)).astype(np.float32)
     whole, sizes, decode = policy.decode(x), [], policy.vae.decode
-    monkeypatch.setattr(flux, "DECODE_PIXELS", 2 * 32 * 32)
+    monkeypatch.setattr(shared, "DECODE_PIXELS", 2 * 32 * 32)
     monkeypatch.setattr(policy.vae, "decode", lambda z, **options: (sizes.append(len(z)), decode(z, **options))[1])
     assert np.abs(policy.decode(x) - whole).max() < 1e-5
     assert sizes == [2, 2, 2]

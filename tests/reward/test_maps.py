@@ -82,6 +82,7 @@ def test_the_stage_writes_maps_of_distinct_images_where_they_are_asked_for(tmp_p
     leaves = pd.DataFrame({"leaf": [0, 1, 2, 3], "node": [3, 5, 5, 8], "prompt": [2, 0, 0, 2]})
     rollout = SimpleNamespace(leaves=leaves, leaf_nodes=np.array([8, 3, 5]), leaf_x=None)
     resident = SimpleNamespace(
+        make_room=lambda policy, *needed: None,
         policy=lambda spec, base: None,
         scorer=lambda name, spec, path, device: Slope(),
         images=lambda policy, folder, leaf_x: IMAGES[:3],

@@ -187,6 +187,7 @@ def test_the_stage_compares_the_leaves_of_a_prompt(tmp_path):
     )  # fmt: skip
     rollout = SimpleNamespace(leaves=leaves, leaf_nodes=np.array([9, 3, 5, 8]), leaf_x=None)
     resident = SimpleNamespace(
+        make_room=lambda policy, *needed: None,
         policy=lambda spec, base: None,
         scorer=lambda name, spec, path, device: PairwiseScorer(MarginJudge(Bright())),
         images=lambda policy, folder, leaf_x: pictures([0.4, 0.1, 0.2, 0.3]),

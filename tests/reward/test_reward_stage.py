@@ -201,6 +201,7 @@ def test_the_stage_scores_each_image_with_its_own_prompt(tmp_path):
     rollout = SimpleNamespace(leaves=leaves, leaf_nodes=np.array([3, 5, 8]), leaf_x=None)
     scorer = MeanScorer()
     resident = SimpleNamespace(
+        make_room=lambda policy, *needed: None,
         policy=lambda spec, base: None,
         scorer=lambda name, spec, path, device: scorer,
         images=lambda policy, folder, leaf_x: IMAGES[:3],

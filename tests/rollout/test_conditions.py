@@ -16,7 +16,8 @@ from stages.core.code import code_files, modules_of
 from stages.core.errors import GateError, GranularError
 from stages.core.resident import Resident
 from stages.policies import flux
-from stages.policies.flux import Conditions, FluxTextEncoder
+from stages.policies.conditions import Conditions
+from stages.policies.flux import FluxTextEncoder
 from stages.policies.spec import PolicySpec
 from stages.rollout import perturb
 from stages.rollout.conditions import BlendedConditions, blended
@@ -255,7 +256,7 @@ def test_known_prompts_need_no_text_encoder_and_no_encoder_stays(world, monkeypa
             super().__init__(*given)
             loaded.append(weakref.ref(self.pipe.text_encoder_2))
 
-    monkeypatch.setattr(flux, "FluxTextEncoder", Watched)
+    monkeypatch.setattr(flux, "TEXT_ENCODER", Watched)
     resident = Resident()
     first = made(world, RANDOM, resident)
     gc.collect()

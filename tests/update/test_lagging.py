@@ -35,7 +35,7 @@ E2PO = {"name": "e2po", "noises": 2, "perturb": {"conditions": 2, "steps": 5, "l
 def world(tiny_base, tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("world")
     (folder / "start").mkdir()
-    states.start(tiny_base, folder / "start")
+    states.start(PolicySpec(base=str(tiny_base), threads=1), tiny_base, folder / "start")
     return write_world(folder, tiny_base) | {"start": folder / "start"}
 
 

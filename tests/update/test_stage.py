@@ -44,7 +44,7 @@ def world(tiny_base, tmp_path_factory):
     (folder / "embeddings").mkdir()
     write_embeddings(folder / "embeddings", PROMPTS, [arrays], {"family": "flux"})
     (folder / "start").mkdir()
-    states.start(tiny_base, folder / "start")
+    states.start(PolicySpec(base=str(tiny_base), threads=1), tiny_base, folder / "start")
     return {"base": tiny_base, "embeddings": folder / "embeddings", "start": folder / "start"}
 
 
@@ -116,7 +116,7 @@ def test_a_round_repeated_alone_gives_the_same_bytes(world, four, tmp_path):
 
 def test_outputs_are_complete_and_agree_with_each_other(world, four):
     for round_, folder in enumerate(four, start=1):
-        state = states.read_state(folder / "policy", "flux", digest.of_path(world["base"]))
+        state = states.read_state(folder / "policy", base=digest.of_path(world["base"]))
         assert (state.round, state.optimizer_steps) == (round_, 2 * round_)
         numbers = json.loads((folder / "update.json").read_text())
         assert numbers["ledger"] == {

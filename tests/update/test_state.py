@@ -18,8 +18,13 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
 @pytest.fixture(scope="module")
-def policy(tiny_base):
-    return FluxPolicy(PolicySpec(base=str(tiny_base), threads=1))
+def spec(tiny_base):
+    return PolicySpec(base=str(tiny_base), threads=1)
+
+
+@pytest.fixture(scope="module")
+def policy(spec):
+    return FluxPolicy(spec)
 
 
 @pytest.fixture
@@ -37,9 +42,9 @@ def saved(policy, tmp_path):
     return folder, ema, moments
 
 
-def test_what_is_saved_is_read_back_bit_for_bit(policy, saved):
+def test_what_is_saved_is_read_back_bit_for_bit(spec, policy, saved):
     folder, ema, moments = saved
-    state = states.read_state(folder, "flux", "b" * 40)
+    state = states.read_state(folder, spec, "b" * 40)
     assert (state.kind, state.round, state.optimizer_steps) == ("full", 2, 6)
     for which, expected in (("train", policy.module.state_dict()), ("ema", ema)):
         found = states.read_tensors(folder / states.FOLDERS[which])
@@ -70,17 +75,17 @@ def test_no_path_of_this_machine_gets_into_the_state(saved, tiny_base):
         assert str(tiny_base) not in file.read_text()
 
 
-def test_a_start_names_its_base_and_copies_nothing(tiny_base, tmp_path):
-    state = states.start(tiny_base, tmp_path)
+def test_a_start_names_its_base_and_copies_nothing(spec, tiny_base, tmp_path):
+    state = states.start(spec, tiny_base, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["state.json"]
-    assert states.read_state(tmp_path, "flux", digest.of_path(tiny_base)) == state
+    assert states.read_state(tmp_path, spec, digest.of_path(tiny_base)) == state
     assert (state.round, state.optimizer_steps) == (0, 0)
 
 
-def test_the_weights_of_a_start_are_those_of_the_base(tiny_base, tmp_path):
-    own = FluxPolicy(PolicySpec(base=str(tiny_base), threads=1))
+def test_the_weights_of_a_start_are_those_of_the_base(spec, tiny_base, tmp_path):
+    own = FluxPolicy(spec)
     base = {name: tensor.clone() for name, tensor in own.module.state_dict().items()}
-    states.start(tiny_base, tmp_path)
+    states.start(spec, tiny_base, tmp_path)
     with torch.no_grad():
         for parameter in own.module.parameters():
             parameter.zero_()
@@ -99,11 +104,11 @@ def test_the_weights_of_a_start_are_those_of_the_base(tiny_base, tmp_path):
         ({"extra": 1}, "not a policy state"),
     ],
 )
-def test_a_state_of_another_kind_is_refused_in_one_sentence(saved, change, message):
+def test_a_state_of_another_kind_is_refused_in_one_sentence(spec, saved, change, message):
     path = saved[0] / "state.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(GranularError, match=message):
-        states.read_state(saved[0], "flux", "b" * 40)
+        states.read_state(saved[0], spec, "b" * 40)
 
 
 def rewritten(folder, change):
@@ -151,11 +156,11 @@ def test_the_base_digest_is_remembered_until_a_file_changes(tiny_base, tmp_path)
 
     base = copytree(tiny_base, tmp_path / "base")
     memory: dict = {}
-    before = states.base_digest(SimpleNamespace(base=base), memory)
+    before = states.base_digest(SimpleNamespace(base=base, spec=PolicySpec(base=str(base))), memory)
     assert before == digest.of_path(base)
-    assert states.base_digest(SimpleNamespace(base=base), memory) == before
+    assert states.base_digest(SimpleNamespace(base=base, spec=PolicySpec(base=str(base))), memory) == before
     (base / "model_index.json").write_text("{}")
-    assert states.base_digest(SimpleNamespace(base=base), memory) == digest.of_path(base) != before
+    assert states.base_digest(SimpleNamespace(base=base, spec=PolicySpec(base=str(base))), memory) == digest.of_path(base) != before
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.9])

@@ -52,13 +52,22 @@ class Conditions:
 
 @dataclass
 class Policy:
-    """The part of `FluxPolicy` that rollout and update use; it counts the rows it evaluates with gradient."""
+    """The part of a policy that rollout and update use; it counts the rows it evaluates with gradient."""
 
     module: Net = field(default_factory=Net)
     device: str = "cpu"
     latent_shape: tuple[int, int] = SHAPE
     calls: list[int] = field(default_factory=list)
-    spec: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(family="flux"))
+    spec: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(family="flux", precision="float32"))
+
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        return dict(self.module.named_parameters())
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return self.module.state_dict()
+
+    def load(self, tensors: dict[str, torch.Tensor], where: str) -> None:
+        self.module.load_state_dict(dict(tensors), strict=True)
 
     def velocity(self, x: torch.Tensor, time: torch.Tensor, conditions: Conditions) -> torch.Tensor:
         if torch.is_grad_enabled():
