@@ -2,6 +2,9 @@
 
 A child leads a process group of its own and is ended as a group: SIGTERM, a wait, SIGKILL. DVC shows why: a DVC that
 is terminated alone leaves its stage command behind as an orphan that goes on writing; and a card stays held.
+
+Some descendants leave the group (Prefect's flow runs, the ranks of torchrun, Ray's daemons lead sessions of their own).
+They still carry the mark that every child gets in its environment, and are ended by it.
 """
 
 from __future__ import annotations
@@ -9,12 +12,15 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
+import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO, Any
 
 GRACE = 25.0  # seconds between SIGTERM and SIGKILL: enough to write a checkpoint
+MARK = "GRANULAR_CHILD"  # "a/b/c": the marks of a process's ancestors and its own
 
 
 @contextmanager
@@ -39,20 +45,46 @@ def child(
 
 def start(argv: Sequence[str], environment: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen:
     """A child that leads its own process group; who starts it here calls `end` on it."""
-    return subprocess.Popen(list(argv), env={**os.environ, **(environment or {})}, start_new_session=True, **options)
+    mark = f"{os.environ.get(MARK, '')}/{uuid.uuid4().hex}"
+    whole = {**os.environ, **(environment or {}), MARK: mark}
+    process = subprocess.Popen(list(argv), env=whole, start_new_session=True, **options)
+    process.mark = mark  # type: ignore[attr-defined]
+    return process
 
 
 def end(process: subprocess.Popen, grace: float) -> None:
-    """Terminate a child's group, wait, then kill what is left of it."""
-    _signal(process, signal.SIGTERM)
+    """Terminate a child's group, wait, terminate what left the group, then kill whatever is left of both."""
+    deadline = time.monotonic() + grace
+    mark = getattr(process, "mark", "")
     try:
-        process.wait(grace)
-    except subprocess.TimeoutExpired:
-        pass
+        _signal(process, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(grace)
+        for pid in descendants(mark):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGTERM)
+        while descendants(mark) and time.monotonic() < deadline:
+            time.sleep(0.1)
     finally:
         # Even where the child itself went quietly, a grandchild may not have.
         _signal(process, signal.SIGKILL)
+        for pid in descendants(mark):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
         process.wait()
+
+
+def descendants(mark: str) -> list[int]:
+    """Living processes that carry a child's mark, whatever group they are in (none where there is no /proc)."""
+    if not mark:
+        return []
+    entry, found = f"{MARK}={mark}".encode(), []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            values = (folder / "environ").read_bytes().split(b"\0")  # empty for a process that has ended
+            if any(value == entry or value.startswith(entry + b"/") for value in values):
+                found.append(int(folder.name))
+    return found
 
 
 def _signal(process: subprocess.Popen, number: signal.Signals) -> None:
@@ -83,12 +115,3 @@ def run_command(
             text.append(part)
             line(part.rstrip("\n"))
         return process.wait(), "".join(text)
-
-
-def exit_on_sigterm() -> None:
-    """Make SIGTERM unwind this process like an error, so that scratch folders and children go with it."""
-
-    def leave(number: int, frame: object) -> None:
-        sys.exit(128 + number)
-
-    signal.signal(signal.SIGTERM, leave)

@@ -23,6 +23,7 @@ from stages.core.spec import read_json
 from stages.core.types import Ledger
 
 ACCEPTED = Path("accepted-code.json")
+STAGES = ("rollout", "reward", "advantage", "update", "evaluate")  # of a round, in their order
 
 
 class NotYet(Exception):
@@ -38,17 +39,48 @@ class OtherCode:
     code: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Where a run begins; what lies before must be in the store.
+
+    round: counted from 1. stage: of that round; `reward.<scorer>` is one scorer alone. force: everything from there on
+    is computed again; without it, what is in the store is found.
+    """
+
+    round: int = 1
+    stage: str = "rollout"
+    force: bool = False
+
+    def again(self, name: str, round_: int) -> bool:
+        """Whether a stage of a round is to be computed although it may be there."""
+        if not self.force or round_ < self.round:
+            return False
+        rank, first = (STAGES.index(one.partition(".")[0]) for one in (name, self.stage))
+        if round_ > self.round or rank > first:
+            return True
+        return rank == first and ("." not in self.stage or name == self.stage)
+
+
 class Driver:
     """Answers stage calls of one run.
 
-    redo: results by other code are computed again instead of stopping the run. dry: nothing is computed, a stage
-    that is not in the store raises `NotYet`, and results by other code are collected in `others`.
+    redo: results by other code are computed again instead of stopping the run. start: see `Start`. dry: nothing is
+    computed, a stage that is not in the store raises `NotYet`, and results by other code are collected in `others`.
     """
 
     def __init__(
-        self, name: str, store: Store, worker: Worker, emit: Emit, *, accepted: Path = ACCEPTED, redo: bool = False
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        store: Store,
+        worker: Worker,
+        emit: Emit,
+        *,
+        accepted: Path = ACCEPTED,
+        redo: bool = False,
+        start: Start | None = None,
+    ) -> None:
         self.name, self.store, self.worker, self.emit, self.redo = name, store, worker, emit, redo
+        self.start = start or Start()
         self.accepted = _read_accepted(accepted)
         self.dry = False
         self.others: list[OtherCode] = []
@@ -87,7 +119,8 @@ class Driver:
             versions=self.worker.versions(stage),
             ledger=ledger or Ledger(),
         )
-        if force and (old := self._find(request, name, round_)):
+        force = force or self.start.again(name, round_)
+        if force and not self.dry and (old := self._find(request, name, round_)):
             self.store.forget(old)
         published = None if force else self._find(request, name, round_)
         if published is None:

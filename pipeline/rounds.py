@@ -6,31 +6,29 @@ exactly what its store does not hold. Whoever wants to watch listens to events.
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline import outputs, plan
+from pipeline import outputs, plan, sheets
 from pipeline.artifacts import Artifact
 from pipeline.calls import Loop, Round
-from pipeline.driver import ACCEPTED, Driver, NotYet, spans
+from pipeline.driver import ACCEPTED, STAGES, Driver, NotYet, Start, spans
 from pipeline.events import Emit, Event
+from pipeline.locks import alone
 from pipeline.plan import RunPlan
 from pipeline.retention import evictions
 from pipeline.reuse import Store
 from pipeline.status import Journal
 from pipeline.workers import Worker
+from stages.core.command import stoppable
 from stages.core.errors import GranularError, nearest
 from stages.core.progress import say
 
 if TYPE_CHECKING:
     import pandas as pd
-
-STAGES = ("rollout", "reward", "advantage", "update", "evaluate")
 
 
 @dataclass(frozen=True)
@@ -74,24 +72,32 @@ def align(
     delivered: Path = Path("data/runs"),
     accepted: Path = ACCEPTED,
     redo: bool = False,
+    start: Start | None = None,
 ) -> RunResult:
     """Bring a run to its last round and assemble `<delivered>/<run>`.
 
     Args:
         emit: hears every event. project: folder that holds `runs/` and `data/`. delivered: where results go, under it.
-        accepted: codes whose results count as today's. redo: compute again what other code made.
+        accepted: codes whose results count as today's. redo: compute again what other code made. start: where to begin.
 
     Raises:
-        GranularError: unaccepted results of other code, a gate, a scorer that failed, …
+        GranularError: unaccepted results of other code, a gate, a scorer that failed, another process on this run, …
         SystemExit: 130 after Ctrl-C or SIGTERM; the next call resumes where this one stopped.
     """
+    start = start or Start()
+    _check_start(run, start)
     journal = Journal(run, project, emit)
-    driver = Driver(run.name, store, worker, journal.hear, accepted=accepted, redo=redo)
-    with _stoppable():
+    driver = Driver(run.name, store, worker, journal.hear, accepted=accepted, redo=redo, start=start)
+    with stoppable(), alone(run.name, project / "runs" / run.name):
         try:
             loop = Loop(run, driver)
             cached = _walk_dry(loop)
             driver.refuse_other_code()
+            if cached < start.round - 1:
+                raise GranularError(
+                    f"{run.name}: asked to start at round {start.round}, but round {cached + 1} is not in the store "
+                    f"yet; start at round {cached + 1} at the latest."
+                )
             if cached:
                 say(f"{run.name}: round{'s' if cached > 1 else ''} {spans(range(1, cached + 1))} found in the store")
             result = _play(loop, journal, project)
@@ -106,6 +112,18 @@ def align(
             raise
     journal.hear(_of_run(run, run.rounds, "done", f"{run.rounds} rounds, best validation at round {result.best}"))
     return result
+
+
+def _check_start(run: RunPlan, start: Start) -> None:
+    if not 1 <= start.round <= run.rounds:
+        raise GranularError(f"{run.name} has rounds 1–{run.rounds}, got start round {start.round}.")
+    _check_stage(run, start.stage)
+
+
+def _check_stage(run: RunPlan, stage: str) -> None:
+    known = {*STAGES, *(f"reward.{name}" for name in run.rewards)}
+    if stage not in known:
+        raise GranularError(f"{stage}: unknown stage; {nearest(stage, known)}")
 
 
 def _of_run(run: RunPlan, round_: int, status: str, detail: str = "") -> Event:
@@ -150,6 +168,7 @@ def _play(loop: Loop, journal: Journal, project: Path) -> RunResult:
             best = best_round(run, validations)
         if round_:
             outputs.link_round(run, rounds[-1], project / "runs" / run.name / "rounds")
+            sheets.draw(loop, rounds[-1], project / "runs" / run.name / "sheets")
             journal.finish(rounds[-1], loop.cost(round_))
             for number, stage, patterns in evictions(run.retention, round_, best, was_best):
                 for name, old in rounds[number - 1].artifacts().items():
@@ -199,9 +218,7 @@ def run_stage(
         GranularError: an unknown stage, or the run has not reached what the stage reads.
     """
     kind, _, scorer = stage.partition(".")
-    known = {*STAGES, *(f"reward.{name}" for name in run.rewards)}
-    if stage not in known:
-        raise GranularError(f"{stage}: unknown stage; {nearest(stage, known)}")
+    _check_stage(run, stage)
     if not (kind == "evaluate" and round_ == 0) and not 1 <= round_ <= run.rounds:
         raise GranularError(f"{run.name} has rounds 1–{run.rounds}, got round {round_}.")
     driver = Driver(run.name, store, worker, emit, accepted=accepted)
@@ -248,20 +265,3 @@ def run_stage(
         driver.dry = False
         done.append(Redone(f"{kind}.{name}" if name else kind, round_, before, call(name, force).digest))
     return done
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """SIGTERM counts as Ctrl-C, so that a scheduler's cancel leaves nothing half-written either."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import argparse
 import errno
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stages.core.errors import GranularError
+from stages.core.errors import GranularError, passing
 from stages.core.publish import scratch_beside
 from stages.core.spec import build, read_json
 
@@ -21,21 +24,54 @@ from stages.core.spec import build, read_json
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR})
 
 
+TRY_AGAIN = 75  # sysexits' EX_TEMPFAIL: the same command may succeed a little later
+
+
 def guarded(work: Callable[[], None]) -> None:
-    """Run a command; a person's mistake is one sentence and exit code 1, Ctrl-C is exit code 130."""
+    """Run a command: a person's mistake is one sentence and exit code 1, Ctrl-C and SIGTERM are exit code 130.
+
+    A failure that may pass by itself (`stages.core.errors.passing`) is one sentence and exit code 75.
+    """
     try:
-        work()
+        with stoppable():
+            work()
     except GranularError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
-    except OSError as error:
-        if error.errno not in _DISK:
-            raise
-        print(f"error: {error.filename or 'output'}: {(error.strerror or '').lower()}.", file=sys.stderr)
-        raise SystemExit(1) from None
+        _leave(str(error), TRY_AGAIN if passing(error) else 1)
     except KeyboardInterrupt:
         print("stopped: nothing was left half-written.", file=sys.stderr)
         raise SystemExit(130) from None
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _DISK:
+            _leave(f"{error.filename or 'output'}: {(error.strerror or '').lower()}.", 1)
+        if not passing(error):
+            raise
+        said = str(error).strip().splitlines() or [""]
+        _leave(f"{type(error).__name__}: {said[0]} (the same command may succeed a little later)", TRY_AGAIN)
+
+
+def _leave(sentence: str, code: int) -> None:
+    print(f"error: {sentence}", file=sys.stderr)
+    raise SystemExit(code) from None
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """SIGTERM counts as Ctrl-C, so that a scheduler's cancel unwinds like a person's and leaves nothing half-written.
+
+    Only the main thread hears signals; elsewhere this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def main(run: Callable[..., None], spec_type: type, stage: str) -> None:

@@ -87,6 +87,8 @@ class FakeWorker:
         return {"library": self.library}
 
     def run(self, stage: str, inputs: Mapping[str, Path], spec: Any, out: Path) -> None:
+        if stage == "sheet":  # a picture for people is no work
+            return self._sheet(inputs, spec, out)
         round_ = getattr(spec, "round_", "")
         self.calls.append(f"{stage}{'.' + spec.name if stage == 'reward' else ''}{round_}")
         time.sleep(self.delay)
@@ -162,6 +164,9 @@ class FakeWorker:
         pd.DataFrame(rows).assign(status="ok").to_parquet(out / "rewards.parquet", index=False)
         (out / "grid.png").write_bytes(weights.tobytes())
         (out / "summary.json").write_text("{}")
+
+    def _sheet(self, inputs: Mapping[str, Path], spec: Any, out: Path) -> None:
+        (out / "sheet.json").write_text(json.dumps({"round": spec.round_, "images": 4, "shown": []}))
 
 
 def _weights(base: Path, policy: Path, which: str) -> np.ndarray:

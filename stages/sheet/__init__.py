@@ -1,0 +1,1 @@
+"""A round for the eye: its best and worst images with their rewards."""
