@@ -204,8 +204,10 @@ def _check_splits(
         if run.validate.every:
             asked.append((f"{where}.validate.prompts", run.validate.prompts, "validation"))
     for place, count, split in asked:
-        if count > held_out[split]:
-            raise GranularError(f"{place}: at most {held_out[split]}, as prompts.{split} holds out, got {count}.")
+        # None: every row of a file that nobody has read yet; the evaluation itself says how many there are.
+        most = held_out[split]
+        if most is not None and count > most:
+            raise GranularError(f"{place}: at most {most}, as prompts.{split} holds out, got {count}.")
 
 
 def _refuse_unknown_sections(raw: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from stages.core.errors import GranularError
 from stages.core.publish import scratch_beside
 from stages.core.spec import build, read_yaml
 from stages.prompts.spec import PromptsSpec
-from stages.prompts.stage import read_prompts, run
+from stages.prompts.stage import SPLITS, read_prompts, run
 
 
 def main() -> None:
@@ -26,9 +26,11 @@ def main() -> None:
             raise GranularError(f"{options.params}: no section 'prompts'.")
         spec = build(PromptsSpec, params["prompts"], "prompts")
         with scratch_beside(options.out) as out:
-            run(spec, out)
-        counts = read_prompts(options.out)["split"].value_counts()
-        print(f"prompts: wrote {options.out}, " + ", ".join(f"{n} {name}" for name, n in counts.items()))
+            sources = run(spec, out)
+        for source in sources:
+            print(f"prompts: {source.sentence()}")
+        splits = read_prompts(options.out)["split"].tolist()
+        print(f"prompts: wrote {options.out}, " + ", ".join(f"{splits.count(name)} {name}" for name in SPLITS))
 
     guarded(work)
 

@@ -141,3 +141,23 @@ def test_a_comment_runs_no_stage_and_an_edit_runs_those_that_import_it(copy: Pat
     elsewhere = copy / "stages" / "methods" / "g2rpo.py"
     elsewhere.write_text(elsewhere.read_text(encoding="utf-8") + "\nREMARK = 1\n", encoding="utf-8")
     assert repro(copy, "prompts") == (["code"], ["prompts"])
+
+
+@pytest.mark.slow
+def test_an_edit_in_either_prompt_file_makes_the_prompts_again(copy: Path) -> None:
+    (copy / "train.txt").write_text("".join(f"prompt {i}\n" for i in range(40)), encoding="utf-8")
+    (copy / "test.txt").write_text("".join(f"held out {i}\n" for i in range(96)), encoding="utf-8")
+    params = copy / "params.yaml"
+    before = params.read_text(encoding="utf-8")
+    lab = "data/lab/prompts.jsonl"
+    own = before.replace(f"  source: {lab}", "  source: train.txt", 1).replace(f"source: {lab}", "source: test.txt", 1)
+    params.write_text(own, encoding="utf-8")
+    try:
+        assert repro(copy, "prompts") == (["code", "prompts"], [])
+        assert repro(copy, "prompts") == ([], ["code", "prompts"])
+        for changed in ("train.txt", "test.txt"):
+            with (copy / changed).open("a", encoding="utf-8") as handle:
+                handle.write(f"one more in {changed}\n")
+            assert repro(copy, "prompts") == (["prompts"], ["code"])
+    finally:
+        params.write_text(before, encoding="utf-8")
