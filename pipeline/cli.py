@@ -157,12 +157,20 @@ def report() -> None:
 
 
 @app.command()
-def status() -> None:
-    """List runs: rounds done, whether their policy is delivered and evaluated, and how large the store is."""
-    from pipeline.overview import lines
+def status(
+    watch: Annotated[bool, typer.Option("--watch", help="Look again every two seconds, until Ctrl-C.")] = False,
+) -> None:
+    """List runs: rounds, what is being computed, rate, time left, last rewards, alarms, and the size of the store.
+
+    Works while a run is computing in another process, and says so when that process is gone.
+    """
+    from pipeline import overview
     from pipeline.params import load_params
 
-    typer.echo("\n".join(lines(load_params())))
+    if watch:
+        overview.watch(load_params())
+    else:
+        typer.echo("\n".join(overview.lines(load_params())))
 
 
 @app.command()

@@ -163,7 +163,7 @@ class Driver:
         except BaseException as error:
             self._tell(name, round_, "failed", str(error) or type(error).__name__)
             raise
-        self._tell(name, round_, "done", f"{seconds:.1f} s")
+        self._tell(name, round_, "done", f"{seconds:.1f} s", seconds)
         return published
 
     def _settings_changed(self, request: Request, name: str, round_: int) -> None:
@@ -178,8 +178,11 @@ class Driver:
                 say(f"{self.name}: {name} of round {round_} is there from {', '.join(changed)}; making it again")
                 return
 
-    def _tell(self, name: str, round_: int, status: Any, detail: str = "") -> None:
-        self.emit(Event(kind="stage", run=self.name, round=round_, stage=name, status=status, detail=detail))
+    def _tell(self, name: str, round_: int, status: Any, detail: str = "", seconds: float = 0.0) -> None:
+        event = Event(
+            kind="stage", run=self.name, round=round_, stage=name, status=status, detail=detail, seconds=seconds
+        )
+        self.emit(event)
 
     def refuse_other_code(self) -> None:
         """Stop, in one sentence, if a dry walk met results by other code that nobody accepted."""

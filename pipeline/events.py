@@ -1,10 +1,10 @@
-"""What a run says while it works: small events to whoever listens (Prefect, a status file, a test)."""
+"""What a run says while it works: small events to whoever listens (Prefect, a status file, a curve, a test)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,6 +14,9 @@ class Event:
     kind: what it is about: one stage call, a whole round, or the run. round: counted from 1 (0 is the start).
     stage: `rollout`, `reward.<scorer>`, `advantage`, `update`, `evaluate`; empty for rounds and runs.
     status: `cached` means the result was found, so no work was done. detail: one line for a person, or empty.
+    seconds: how long the work took, by the store's log; 0 where nothing was done.
+    figures: of a whole round, what it measured, by the names of docs/metrics.md; None where it measured nothing.
+    pictures: of a round that was validated, the folder of that evaluation (`images.npz`, `rewards.parquet`).
     """
 
     kind: Literal["stage", "round", "run"]
@@ -22,6 +25,9 @@ class Event:
     stage: str = ""
     status: Literal["started", "done", "cached", "failed"]
     detail: str = ""
+    seconds: float = 0.0
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    pictures: str = ""
 
 
 Emit = Callable[[Event], None]

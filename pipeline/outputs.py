@@ -123,6 +123,17 @@ def round_row(round_: Round) -> dict[str, Any]:
     return row | {name: update[name] for name in UPDATE_FIGURES}
 
 
+def groups(round_: Round) -> int | None:
+    """How many groups of rewards a round compared."""
+    return read_json(round_.advantage.published.folder / "summary.json").get("groups")
+
+
+def validation_row(evaluation: Artifact) -> dict[str, float | None]:
+    """`validation.<scorer>`: the mean over the images of a validation, None where no image has a reward."""
+    means = validation_table(evaluation).groupby("scorer", sort=False)["value"].mean()
+    return {f"validation.{name}": None if value != value else float(value) for name, value in means.items()}
+
+
 def rounds_table(result: RunResult) -> pd.DataFrame:
     """`rounds.parquet`: one row a round, `equivalents_total` cumulative."""
     import pandas as pd

@@ -88,7 +88,7 @@ def align(
     _check_start(run, start)
     journal = Journal(run, project, emit)
     driver = Driver(run.name, store, worker, journal.hear, accepted=accepted, redo=redo, start=start)
-    with stoppable(), alone(run.name, project / "runs" / run.name):
+    with stoppable(), alone(run.name, project / "runs" / run.name), journal.beating():
         try:
             loop = Loop(run, driver)
             cached = _walk_dry(loop)
@@ -166,10 +166,12 @@ def _play(loop: Loop, journal: Journal, project: Path) -> RunResult:
         if plan.validated(run, round_):
             validations[round_] = loop.validate(round_, policy)
             best = best_round(run, validations)
-        if round_:
+        if not round_:
+            journal.start(validations.get(0))
+        else:
             outputs.link_round(run, rounds[-1], project / "runs" / run.name / "rounds")
             sheets.draw(loop, rounds[-1], project / "runs" / run.name / "sheets")
-            journal.finish(rounds[-1], loop.cost(round_))
+            journal.finish(rounds[-1], loop.cost(round_), validations.get(round_))
             for number, stage, patterns in evictions(run.retention, round_, best, was_best):
                 for name, old in rounds[number - 1].artifacts().items():
                     if name.partition(".")[0] == stage:

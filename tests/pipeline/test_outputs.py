@@ -117,11 +117,3 @@ def test_equal_tables_give_equal_bytes_in_one_piece_or_many(tmp_path: Path) -> N
     assert (tmp_path / "one.parquet").read_bytes() == (tmp_path / "two.parquet").read_bytes()
     outputs.write_tables([table[:2], table[2:]], tmp_path / "many.parquet")
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "many.parquet"), pd.read_parquet(tmp_path / "one.parquet"))
-
-
-def test_status_tells_where_a_run_is(world: World) -> None:
-    world.align(2)
-    status = json.loads((world.folder / "runs/toy/status.json").read_text())
-    assert (status["state"], status["round"], status["rounds"]) == ("finished", 2, 2)
-    log = json.loads((world.folder / "runs/toy/log.json").read_text())
-    assert [entry["round"] for entry in log["rounds"]] == [1, 2]
