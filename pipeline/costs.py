@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.doctor import size
-from pipeline.plan import RunPlan, ledger, plan_trees, round_ledger, validated, validation_ledger
+from pipeline.plan import RunPlan, ledger, passes, plan_trees, round_ledger, validated, validation_ledger
 from pipeline.retention import disk_estimate, latent_shape, parameters
 from stages.core.types import Ledger
 
@@ -99,7 +99,7 @@ def costs(run: RunPlan) -> Costs:
         total += one
     return Costs(
         run=run,
-        prompt=build(run.method).ledger(plan_trees(run, 1)[0], scorers=len(run.rewards)),
+        prompt=build(run.method).ledger(plan_trees(run, 1)[0], scorers=len(run.rewards), passes=passes(run)),
         first_round=round_ledger(run, 1),
         total=total,
         validation=validation_ledger(run),

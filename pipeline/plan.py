@@ -195,10 +195,17 @@ def round_ledger(run: RunPlan, round_: int) -> Ledger:
     total, steps = Ledger(), 0
     for tree in plan_trees(run, round_):
         if id(tree) not in known:
-            known[id(tree)] = method.ledger(tree, scorers=len(run.rewards))
+            known[id(tree)] = method.ledger(tree, scorers=len(run.rewards), passes=passes(run))
         total += known[id(tree)]
         steps = max(steps, known[id(tree)].optimizer_steps)
     return replace(total, optimizer_steps=steps)
+
+
+def passes(run: RunPlan) -> int:
+    """Transformer passes of one velocity evaluation."""
+    from stages.policies import policy_class
+
+    return policy_class(run.policy.family).passes_of(run.policy, Path(run.policy.base))
 
 
 def ledger(run: RunPlan) -> list[Ledger]:
@@ -234,4 +241,4 @@ def validation_ledger(run: RunPlan) -> Ledger:
     images = run.validate.prompts * run.validate.noises
     evaluations = images * run.evaluation.steps
     scores = images * len(evaluators(run.scorers))
-    return Ledger(evaluations=evaluations, passes=evaluations, images=images, scores=scores)
+    return Ledger(evaluations=evaluations, passes=evaluations * passes(run), images=images, scores=scores)
