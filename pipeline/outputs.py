@@ -168,6 +168,8 @@ def _rewards(result: RunResult) -> Iterator[pd.DataFrame]:
     tables = {key: pd.read_parquet(folder / "rewards.parquet") for key, folder in folders.items()}
     columns = list(dict.fromkeys(name for table in tables.values() for name in table))
     for (number, scorer), table in tables.items():
+        if "reply" in columns and "reply" not in table:
+            table["reply"] = ""  # a text in every table, whichever comes first
         table = table.reindex(columns=columns)
         table.insert(0, "round", number)
         table.insert(1, "scorer", scorer)

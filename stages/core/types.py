@@ -62,12 +62,16 @@ class Transition:
 
 @dataclass(frozen=True)
 class Reward:
-    """What a scorer says of one image: a value, or the reason why there is none. A failure is never a number."""
+    """What a scorer says of one image: a value, or the reason why there is none. A failure is never a number.
+
+    parts: named sub-scores. reply: the words of a judge that answers in words, as they came, whatever became of them.
+    """
 
     value: float | None
     status: Status = "ok"
     reason: str = ""
     parts: tuple[tuple[str, float], ...] = ()
+    reply: str = ""
 
     def __post_init__(self) -> None:
         if self.status == "ok" and (self.value is None or not math.isfinite(self.value)):
@@ -78,8 +82,8 @@ class Reward:
             raise ValueError(f"a {self.status} reward carries no value, got {self.value!r}")
 
     @staticmethod
-    def failed(reason: str) -> Reward:
-        return Reward(None, "failed", reason)
+    def failed(reason: str, reply: str = "") -> Reward:
+        return Reward(None, "failed", reason, reply=reply)
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,7 @@ def score(
 
 
 def reward_rows(name: str, rewards: Sequence[Reward], rows: pd.DataFrame, noises: int) -> pd.DataFrame:
-    """One scorer's rows: prompt, noise, tag, scorer, value (null unless ok), status, reason, `sub.<part>`…"""
+    """One scorer's rows: prompt, noise, tag, scorer, value (null unless ok), status, reason, `sub.<part>`…, `reply`."""
     import pandas as pd
 
     columns: dict[str, Any] = {
@@ -186,6 +186,8 @@ def reward_rows(name: str, rewards: Sequence[Reward], rows: pd.DataFrame, noises
     }
     for part in sorted({part for reward in rewards for part, _ in reward.parts}):
         columns[f"sub.{part}"] = np.asarray([dict(reward.parts).get(part, np.nan) for reward in rewards], np.float64)
+    if any(reward.reply for reward in rewards):
+        columns["reply"] = [reward.reply for reward in rewards]
     return pd.DataFrame(columns)
 
 

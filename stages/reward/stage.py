@@ -89,7 +89,8 @@ def comparison_groups(leaves: pd.DataFrame) -> np.ndarray:
 
 
 def reward_table(leaves: pd.DataFrame, leaf_nodes: np.ndarray, rewards: Sequence[Reward]) -> pd.DataFrame:
-    """One row per leaf, sorted by leaf: leaf, prompt, value (null unless ok), status, reason, `sub.<name>`…
+    """One row per leaf, sorted by leaf: leaf, prompt, value (null unless ok), status, reason, `sub.<name>`…; of a judge
+    that answers in words also `reply`.
 
     `rewards` belong to `leaf_nodes`; every leaf gets the reward of its node.
     """
@@ -107,6 +108,8 @@ def reward_table(leaves: pd.DataFrame, leaf_nodes: np.ndarray, rewards: Sequence
     }
     for name in sorted({part for reward in rewards for part, _ in reward.parts}):
         columns[f"sub.{name}"] = np.array([dict(reward.parts).get(name, np.nan) for reward in own], np.float64)
+    if any(reward.reply for reward in rewards):
+        columns["reply"] = [reward.reply for reward in own]
     return pd.DataFrame(columns)
 
 

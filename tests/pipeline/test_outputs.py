@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -12,7 +14,7 @@ from safetensors.numpy import load_file
 
 from pipeline import outputs
 from stages.policies.spec import PolicySpec
-from tests.pipeline.fake_world import WEIGHTS, World
+from tests.pipeline.fake_world import WEIGHTS, FakeWorker, World
 
 
 @pytest.fixture
@@ -117,3 +119,19 @@ def test_equal_tables_give_equal_bytes_in_one_piece_or_many(tmp_path: Path) -> N
     assert (tmp_path / "one.parquet").read_bytes() == (tmp_path / "two.parquet").read_bytes()
     outputs.write_tables([table[:2], table[2:]], tmp_path / "many.parquet")
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "many.parquet"), pd.read_parquet(tmp_path / "one.parquet"))
+
+
+def test_what_a_judge_replied_is_delivered_beside_scorers_that_say_nothing(world: World) -> None:
+    class Talking(FakeWorker):
+        def _reward(self, inputs: Mapping[str, Path], spec: Any, out: Path) -> None:
+            super()._reward(inputs, spec, out)
+            if spec.name == "oracle":
+                table = pd.read_parquet(out / "rewards.parquet").assign(reply="Final Score: 4")
+                table.to_parquet(out / "rewards.parquet", index=False)
+
+    world.align(1, Talking())
+    rewards = pd.read_parquet(world.folder / "data/runs/toy/rewards.parquet")
+    assert rewards.groupby("scorer")["reply"].unique().map(list).to_dict() == {
+        "clip": [""],
+        "oracle": ["Final Score: 4"],
+    }

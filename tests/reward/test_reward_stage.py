@@ -223,3 +223,10 @@ def test_the_stage_scores_each_image_with_its_own_prompt(tmp_path):
     leaves.loc[0, "prompt"] = 77
     with pytest.raises(GranularError, match="prompt 77, which is not in the table"):
         run(inputs, spec, resident, out)
+
+
+def test_the_words_of_a_judge_are_kept_whatever_became_of_them():
+    rewards = [Reward(4.0, reply="Final Score: 4"), Reward.failed("unparsable reply", "lovely!"), Reward(0.25)]
+    table = reward_table(LEAVES, np.array([7, 9, 4]), rewards)
+    assert table["reply"].tolist() == ["Final Score: 4", "lovely!", "Final Score: 4", ""]
+    assert "reply" not in reward_table(LEAVES, np.array([7, 9, 4]), [Reward(0.5)] * 3)
