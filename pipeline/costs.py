@@ -129,7 +129,7 @@ def memory(run: RunPlan) -> dict[str, int]:
     renoised = sum(len(tree.renoised["node"]) for tree in trees) * (1 + method.objective.frozen)
     config = json.loads((base / "transformer" / "config.json").read_text(encoding="utf-8"))
     width = config["attention_head_dim"] * config["num_attention_heads"]
-    depth = config["num_layers"] + config["num_single_layers"]
+    depth = config["num_layers"] + config.get("num_single_layers", 0)
     batch = (
         run.update_batch
         * (tokens + policy_class(run.policy.family).text_tokens(base))

@@ -91,7 +91,8 @@ def detect(images: np.ndarray) -> list[Detections]:
     grown = ndimage.maximum_filter(own.view(np.uint8), size=(1, 3, 3))
     shades = _inner_color(pixels[owner], own, contrast[owner])
     ink = shades - np.median(border, axis=1)[owner]
-    cover = (offset[owner].reshape(len(kept), -1, 3) @ (ink / np.square(ink).sum(-1, keepdims=True))[..., None])[..., 0]
+    strength = np.maximum(np.square(ink).sum(-1, keepdims=True), 1e-12)  # ink like the background covers nothing
+    cover = (offset[owner].reshape(len(kept), -1, 3) @ (ink / strength)[..., None])[..., 0]
     cover = np.clip(cover.reshape(len(kept), h, w), 0, 1) * grown
     shape_p, box, size = _shape_memberships(cover)
     distance = np.sqrt(np.square(shades[:, None] - PALETTE).sum(-1))
