@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -82,6 +83,13 @@ def align(
     seeds: Annotated[str | None, typer.Option(metavar="1,2,…", help="Once per seed, as `RUN-seed1`, …")] = None,
     name: Annotated[str | None, typer.Option(help="What a variation is called; needed with --set.")] = None,
     redo: Annotated[bool, typer.Option(help="Compute again what older code made, instead of stopping there.")] = False,
+    start_round: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Begin at round N; the rounds before must be there.")
+    ] = 1,
+    start_stage: Annotated[
+        str, typer.Option(metavar="STAGE", help="Begin at this stage of it: rollout, reward, reward.SCORER, …")
+    ] = "rollout",
+    force: Annotated[bool, typer.Option(help="Compute everything from there on again, also what is there.")] = False,
 ) -> None:
     """Train a run, or go on where it stopped: rounds that are in the store are found, the others computed.
 
@@ -92,10 +100,14 @@ def align(
         granular align g2rpo --set optimizer.lr=2e-4 --name g2rpo-lr2
 
         granular align g2rpo --seeds 1,2,3
+
+        granular align g2rpo --start-round 3 --start-stage reward.clip --force
     """
+    from pipeline.driver import Start
     from pipeline.variations import align_runs
 
-    align_runs(run, sets or [], seeds, name, redo=redo)
+    start = Start(round=start_round, stage=start_stage, force=force)
+    align_runs(run, sets or [], seeds, name, redo=redo, start=start)
 
 
 @app.command()
@@ -113,15 +125,19 @@ def stage(
 
         granular stage reward.clip --run g2rpo --round 3 --force
     """
+    from pipeline.locks import alone
     from pipeline.params import load_params
     from pipeline.reuse import Store
     from pipeline.rounds import run_stage
-    from pipeline.variations import find
+    from pipeline.variations import RUNS, find
     from pipeline.workers import InlineWorker
 
     plan_ = find(load_params(), run)
     worker = InlineWorker(plan_.policy.threads)
-    for done in run_stage(plan_, Store(), worker, lambda event: None, stage, round_, force=force):
+    # Whoever takes a result away to make it again must be the only one who works on the run.
+    with alone(run, RUNS / run) if force else nullcontext():
+        results = run_stage(plan_, Store(), worker, lambda event: None, stage, round_, force=force)
+    for done in results:
         if done.before is None:
             found = "made"
         elif not done.same:
@@ -185,9 +201,14 @@ def repro(
 
 
 @app.command()
-def serve(port: Annotated[int, typer.Option(min=1, max=65535)] = 4200) -> None:
-    """Start Prefect's pages on this machine, with `repro` on offer there; Ctrl-C stops them."""
-    from pipeline.view import serve as serve_pages
+def serve(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the server that is started.")] = 4200,
+) -> None:
+    """Prefect's pages on this machine, with every flow on offer there, and a worker that runs them; Ctrl-C ends all.
+
+    Where PREFECT_API_URL names a server that answers, that one is used and none is started.
+    """
+    from pipeline.serving import serve as serve_pages
 
     serve_pages(port, Path.cwd())
 

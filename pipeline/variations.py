@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.evaluations import delivered_to
 from pipeline.params import Params, load_params, require_weights, resolve_run
@@ -17,6 +18,9 @@ from pipeline.plan import RunPlan
 from pipeline.run_sections import BASE
 from stages.core.errors import GranularError, nearest
 from stages.core.spec import build, read_json
+
+if TYPE_CHECKING:
+    from pipeline.driver import Start
 
 RUNS = Path("runs")
 
@@ -101,7 +105,9 @@ def known(params: Params) -> dict[str, Variation]:
     return {one.name: one for one in found if one.name not in params.all_runs}
 
 
-def align_runs(run: str, sets: Sequence[str], seeds: str | None, name: str | None, *, redo: bool) -> None:
+def align_runs(
+    run: str, sets: Sequence[str], seeds: str | None, name: str | None, *, redo: bool, start: Start | None = None
+) -> None:
     """The command `align`: every variation asked for, one after the other, by one worker that keeps its models."""
     from pipeline.reuse import Store
     from pipeline.rounds import align
@@ -117,4 +123,4 @@ def align_runs(run: str, sets: Sequence[str], seeds: str | None, name: str | Non
         if one.name not in params.all_runs:
             one.keep()
         with shown(one.name, Path.cwd(), RUNS / one.name / "prefect.log") as emit:
-            align(plan, store, worker, emit, delivered=delivered_to(params, one.run), redo=redo)
+            align(plan, store, worker, emit, delivered=delivered_to(params, one.run), redo=redo, start=start)

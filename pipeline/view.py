@@ -3,9 +3,10 @@
 The round loop stays plain Python. `shown(run)` yields a function to call with every event; the child (`flows.py`)
 turns them into a flow run with one task per round and stage. A child that is slow, broken or without a server costs
 the run nothing: events wait in a queue of this process, a thread passes them on, and at the end the child has
-`GRACE` seconds to catch up before it is ended.
+`GRACE` seconds to catch up before it is ended. A run that a flow has started writes its events to the flow instead.
 
     GRANULAR_PREFECT=off    no view at all
+    GRANULAR_EVENTS         a descriptor, set by the flow that started this process
     PREFECT_API_URL         the server that shows the run (`granular serve` starts one); without it the child brings a
                             temporary one, whose history stays in the project's own `.prefect`
 """
@@ -18,8 +19,6 @@ import queue
 import subprocess
 import sys
 import threading
-import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -27,14 +26,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from pipeline.children import child, end, start
-from stages.core.errors import GranularError
-from stages.core.progress import say
 
 if TYPE_CHECKING:
     from pipeline.events import Event
 
 PROJECT = Path(__file__).resolve().parents[1]
 GRACE = 8.0  # seconds after the run's last event
+EVENTS = "GRANULAR_EVENTS"
 
 _ENVIRONMENT = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",  # the server's heartbeat to its makers
@@ -61,6 +59,16 @@ def shown(run: str, project: Path, log: Path) -> Iterator[Callable[[Event], None
         project: its `.prefect` folder keeps the history where there is no server.
         log: file for what the child prints, Prefect's own troubles included.
     """
+    if descriptor := os.environ.pop(EVENTS, None):
+        with os.fdopen(int(descriptor), "w", encoding="utf-8") as pipe:
+
+            def pass_on(event: Event) -> None:
+                with suppress(OSError):  # the flow is gone; the run is not
+                    pipe.write(_line(event))
+                    pipe.flush()
+
+            yield pass_on
+        return
     if os.environ.get("GRANULAR_PREFECT", "").lower() == "off":
         yield lambda event: None
         return
@@ -69,6 +77,10 @@ def shown(run: str, project: Path, log: Path) -> Iterator[Callable[[Event], None
         yield mirror.show
     finally:
         mirror.close()
+
+
+def _line(event: Event) -> str:
+    return json.dumps(asdict(event), default=str) + "\n"
 
 
 class _Mirror:
@@ -80,7 +92,7 @@ class _Mirror:
         self._process: subprocess.Popen | None = None
 
     def show(self, event: Event) -> None:
-        self._waiting.put(json.dumps(asdict(event), default=str))
+        self._waiting.put(_line(event))
         # A run that finds everything done ends before a temporary server is up: only work is worth one.
         working = event.kind == "stage" and event.status == "started"
         if self._process is None and (working or os.environ.get("PREFECT_API_URL")):
@@ -90,7 +102,7 @@ class _Mirror:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("w", encoding="utf-8") as log:
             self._process = start(
-                [sys.executable, "-m", "pipeline.flows", "mirror", self._run],
+                [sys.executable, "-m", "pipeline.flows", self._run, str(self._project.resolve())],
                 environment=environment(self._project),
                 cwd=PROJECT,
                 stdin=subprocess.PIPE,
@@ -105,7 +117,7 @@ class _Mirror:
         # The pipe of a child that hangs fills up, and that of a dead one breaks: here that stops only this thread.
         with suppress(OSError):
             while (line := self._waiting.get()) is not None:
-                pipe.write(line + "\n")
+                pipe.write(line)
                 pipe.flush()
         with suppress(OSError):
             pipe.close()
@@ -122,38 +134,6 @@ class _Mirror:
 
 def repro_flow(targets: Sequence[str], force: bool, project: Path) -> int:
     """Run the flow `repro` in a process with the project's Prefect settings; returns its exit code."""
-    argv = [sys.executable, "-m", "pipeline.flows", "repro", *(["--force"] if force else []), *targets]
+    argv = [sys.executable, "-m", "pipeline.graph_flows", *(["--force"] if force else []), *targets]
     with child(argv, environment=environment(project), cwd=project) as process:
         return process.wait()
-
-
-def serve(port: int, project: Path) -> None:
-    """A Prefect server on this machine with `repro` on offer, until Ctrl-C."""
-    address = f"http://127.0.0.1:{port}"
-    settings = {**environment(project), "PREFECT_API_URL": f"{address}/api"}
-    argv = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    log = project / ".prefect" / "server.log"
-    log.parent.mkdir(exist_ok=True)
-    with (
-        log.open("w", encoding="utf-8") as lines,
-        child(argv, environment=settings, cwd=project, stdout=lines, stderr=subprocess.STDOUT, grace=10) as server,
-    ):
-        wait_until_healthy(f"{address}/api", server, log)
-        say(f"Prefect's pages: {address}   (`export PREFECT_API_URL={address}/api` makes runs report there)")
-        say("Deployments → repro → Run brings the project up to date. Ctrl-C ends.")
-        with child([sys.executable, "-m", "pipeline.flows", "offer"], environment=settings, cwd=project):
-            server.wait()
-
-
-def wait_until_healthy(api: str, server: subprocess.Popen, log: Path, limit: float = 120) -> None:
-    """Wait for a starting server to answer.
-
-    Raises:
-        GranularError: it ended, or took longer than `limit` seconds.
-    """
-    deadline = time.monotonic() + limit
-    while time.monotonic() < deadline and server.poll() is None:
-        with suppress(OSError), urllib.request.urlopen(f"{api}/health", timeout=2):
-            return
-        time.sleep(0.3)
-    raise GranularError(f"{api}: the Prefect server did not come up; what it said is in {log}.")

@@ -125,6 +125,16 @@ class Resident:
             self._images[key] = policy.decode(leaf_x)
         return self._images[key]
 
+    def some_images(
+        self, policy: Policy, rollout: Path, leaf_x: np.ndarray, rows: Sequence[int] | np.ndarray
+    ) -> np.ndarray:
+        """Some of `images`: taken from what is decoded already, and otherwise these rows are decoded alone."""
+        known = self._images.get(str(rollout.resolve()))
+        if known is not None:
+            return known[rows]
+        self.make_room(policy, "vae")
+        return policy.decode(leaf_x[rows])
+
 
 def release_memory() -> None:
     """Give the memory of what was just dropped back to the device."""

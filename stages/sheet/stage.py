@@ -44,8 +44,8 @@ def run(inputs: Mapping[str, Path], spec: SheetSpec, resident: Resident, out: Pa
     shown += [("worst", rank, table.iloc[-1 - rank]) for rank in range(count)]
     policy = resident.policy(spec.policy, inputs["base"])
     row_of = {int(node): row for row, node in enumerate(rollout.leaf_nodes)}
-    states = rollout.leaf_x[[row_of[int(row["node"])] for _, _, row in shown]]
-    images = to_uint8(policy.decode(states)) if shown else []
+    rows = [row_of[int(row["node"])] for _, _, row in shown]
+    images = to_uint8(resident.some_images(policy, inputs["rollout"], rollout.leaf_x, rows)) if shown else []
     texts = read_prompts(inputs["prompts"]).set_index("id")["text"]
     entries = []
     for (kind, rank, row), image in zip(shown, images):
