@@ -11,7 +11,7 @@ from pipeline.artifacts import Artifact, External, Input
 from pipeline.driver import Driver
 from pipeline.plan import RunPlan
 from pipeline.reuse import Request
-from pipeline.workers import method_module, scorer_modules
+from pipeline.workers import credit_code, method_code, scorer_modules
 from stages.core.code import code_digest
 from stages.core.spec import read_json
 from stages.core.types import Ledger
@@ -50,7 +50,7 @@ class Loop:
 
     def __init__(self, run: RunPlan, driver: Driver) -> None:
         self.run, self.driver = run, driver
-        self.method = method_module(run.method["name"])
+        self.method = method_code(run.method)
         self.family = FAMILIES[run.policy.family]
         base = Path(run.policy.base)
         # A start may have weights from elsewhere too; what it consists of is what it is known by.
@@ -62,6 +62,7 @@ class Loop:
         }
         self.decoder = _components(Path(run.policy.base))
         self._costs: dict[int, Ledger] = {}
+        self.past = None if run.past is None else Loop(run.past.run, driver)
 
     def cost(self, round_: int) -> Ledger:
         """What a round costs, planned once."""
@@ -119,7 +120,8 @@ class Loop:
             maps = ("maps.npy",) if plan.makes_maps(self.run, name) else ()
             inputs[f"rewards.{name}"] = Input(one, ("rewards.parquet", *maps))
         spec = plan.advantage_spec(self.run)
-        return self.driver.call("advantage", round_, inputs, spec, uses=[self.method], force=force)
+        uses = [self.method, *credit_code(self.run.method)]
+        return self.driver.call("advantage", round_, inputs, spec, uses=uses, force=force)
 
     def update(
         self, round_: int, rollout: Artifact, advantage: Artifact, policy: Artifact, force: bool = False
@@ -147,7 +149,9 @@ class Loop:
         )
 
     def round(self, round_: int, policy: Artifact) -> Round:
-        """One whole round under the policy of the round before."""
+        """One whole round under the policy of the round before; of a fork, its past's own where that reaches so far."""
+        if self.past is not None and self.run.past is not None and round_ <= self.run.past.rounds:
+            return self.past.round(round_, policy)
         rollout = self.rollout(round_, policy)
         rewards = {name: self.reward(round_, name, rollout) for name in self.run.rewards}
         advantage = self.advantage(round_, rollout, rewards)

@@ -9,6 +9,7 @@ machine, so equal runs give equal bytes wherever they were computed.
     validation.parquet      round, scorer, prompt, noise, value
     rewards.parquet, advantages.parquet, transitions.parquet    all rounds, with a column `round`
     samples/round-0000.png  validation prompts with the same noises in every round
+    method/                 source of a method or credit rule from outside the package, where the run has one
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from pipeline.artifacts import Artifact
+    from pipeline.plan import RunPlan
     from pipeline.rounds import Round, RunResult
 
 UPDATE_FIGURES = ("loss", "ratio_min", "ratio_max", "clip_fraction", "grad_norm", "param_change")
@@ -50,6 +52,17 @@ def assemble(result: RunResult, target: Path) -> None:
         for round_, evaluation in sorted(result.validations.items()):
             grid = evaluation.published.folder / "grid.png"
             shutil.copyfile(grid, out / "samples" / f"round-{round_:04d}.png")
+        copy_sources(result.run, out / "method")
+
+
+def copy_sources(run: RunPlan, folder: Path) -> None:
+    """The files outside the package that a run's method and credit rule are from; no folder where there are none."""
+    from pipeline.workers import credit_code, method_code
+
+    for path in {method_code(run.method), *credit_code(run.method)}:
+        if path.endswith(".py"):
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, folder / Path(path).name)
 
 
 def _copy_policy(policy: Artifact, out: Path) -> None:
@@ -87,14 +100,16 @@ def run_record(result: RunResult) -> dict[str, Any]:
 
 
 def _spec(result: RunResult) -> dict[str, Any]:
-    """The plan without locations."""
+    """The plan without locations; `past` is named by its run."""
     from dataclasses import replace
 
-    return {
+    past = result.run.past
+    spec = {
         name: value
-        for name, value in settings(replace(result.run, prompts="", embeddings="")).items()  # type: ignore[arg-type]
-        if name not in ("prompts", "embeddings")
+        for name, value in settings(replace(result.run, prompts="", embeddings="", past=None)).items()  # type: ignore[arg-type]
+        if name not in ("prompts", "embeddings", "past")
     }
+    return spec if past is None else {**spec, "past": {"run": past.run.name, "rounds": past.rounds}}
 
 
 def round_ledger(round_: Round) -> Ledger:

@@ -84,12 +84,17 @@ def override(raw: dict[str, Any], text: str, run: str | None, sections: Sequence
     elif keys[0] == "runs" and len(keys) > 1 and keys[1] not in (names := runs_at(raw, ("runs",))):
         raise GranularError(f"{keys[1]}: no such run in params.yaml; {nearest(keys[1], names)}")
     place: Any = raw
+    above: dict[str, Any] = raw
     for depth, name in enumerate(keys[:-1], start=1):
         if place.get(name) is None:
             place[name] = {}
         place = place[name]
         if not isinstance(place, dict):
             raise GranularError(f"--set {text}: {'.'.join(keys[:depth])} is a value, not a section of keys.")
+        above = place if keys[depth : depth + 1] == ["method"] else above
+    if keys[-2:] == ["method", "name"] and place.get("name") != _value(value, text):
+        # Another method is another set of options here too.
+        above["method"] = place = {}
     place[keys[-1]] = _value(value, text)
     # The two replace each other here as they do between `align` and a run.
     place.pop({"budget": "rounds", "rounds": "budget"}.get(keys[-1], ""), None)

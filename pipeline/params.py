@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from pipeline.overrides import PLACES, override, place_of
-from pipeline.plan import RunPlan, rounds_within
+from pipeline.plan import Past, RunPlan, rounds_within
 from pipeline.run_sections import (
     RunSection,
     checked_name,
@@ -141,7 +141,12 @@ def parse(raw: Mapping[str, Any], sets: Sequence[str] = (), run: str | None = No
 
 
 def resolve_run(
-    params: Params, name: str, sets: Sequence[str] = (), seed: int | None = None, label: str | None = None
+    params: Params,
+    name: str,
+    sets: Sequence[str] = (),
+    seed: int | None = None,
+    label: str | None = None,
+    past: Past | None = None,
 ) -> RunPlan:
     """One run, ready to be planned or computed.
 
@@ -151,6 +156,7 @@ def resolve_run(
         sets: `key=value` overrides, see `load_params`.
         seed: takes the place of `seed`.
         label: what the result is called; `name` where nothing else is said.
+        past: rounds it takes over from another run, which count in its budget.
 
     Raises:
         GranularError: no such run, a mistaken override, or a budget that does not pay for one round.
@@ -167,6 +173,7 @@ def resolve_run(
         prompts=PROMPTS,
         embeddings=EMBEDDINGS,
         evaluation=GridSpec(steps=params.evaluate.steps, shift=params.evaluate.shift),
+        past=past,
         **{key: getattr(section, key) for key in _SHARED},
     )
     if section.budget is not None:

@@ -51,7 +51,7 @@ class RunPlan:
     group: G, samples per prompt. method: name and options. rewards: trained scorer → weight. scorers: every scorer
     of the project; those without a weight only watch. ema: decay per round. update_batch: parents per forward.
     grid: of rollouts. evaluation: grid of validations, that of the final evaluation. failures: what a missing
-    reward does. prompts, embeddings: folders of those stages.
+    reward does. prompts, embeddings: folders of those stages. past: the run whose first rounds this one took over.
     """
 
     name: str
@@ -74,6 +74,22 @@ class RunPlan:
     retention: RetentionSpec
     prompts: Path
     embeddings: Path
+    past: Past | None = None
+
+
+@dataclass(frozen=True)
+class Past:
+    """Where a fork came from: its rounds 1..`rounds` are those of `run`, artifact by artifact."""
+
+    run: RunPlan
+    rounds: int
+
+
+def in_force(run: RunPlan, round_: int) -> RunPlan:
+    """The plan a round is made by: the run's own, or, before its fork, that of the run it left."""
+    while run.past is not None and round_ <= run.past.rounds:
+        run = run.past.run
+    return run
 
 
 @lru_cache(maxsize=8)
@@ -179,6 +195,8 @@ def plan_trees(run: RunPlan, round_: int) -> list[FrozenTree]:
     from stages.methods import build
     from stages.rollout.stage import plan_trees as trees_of
 
+    run = in_force(run, round_)
+
     # Only methods that plan every prompt by itself need to know which prompts there are; before there is a prompt
     # table, any ids give the same counts up to chance.
     named = build(run.method).per_prompt and (run.prompts / "prompts.parquet").is_file()
@@ -190,6 +208,7 @@ def round_ledger(run: RunPlan, round_: int) -> Ledger:
     """What one round costs. Optimizer steps are those of the round, not of its prompts."""
     from stages.methods import build
 
+    run = in_force(run, round_)
     method = build(run.method)
     known: dict[int, Ledger] = {}
     total, steps = Ledger(), 0

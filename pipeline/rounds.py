@@ -153,6 +153,7 @@ def _walk_dry(loop: Loop) -> int:
 def _play(loop: Loop, journal: Journal, project: Path) -> RunResult:
     run, store = loop.run, loop.driver.store
     journal.hear(_of_run(run, 0, "started"))
+    outputs.copy_sources(run, project / "runs" / run.name / "method")
     start = policy = loop.start()
     rounds: list[Round] = []
     validations: dict[int, Artifact] = {}
@@ -224,7 +225,8 @@ def run_stage(
     if not (kind == "evaluate" and round_ == 0) and not 1 <= round_ <= run.rounds:
         raise GranularError(f"{run.name} has rounds 1–{run.rounds}, got round {round_}.")
     driver = Driver(run.name, store, worker, emit, accepted=accepted)
-    loop = Loop(run, driver)
+    loop = Loop(run if kind == "evaluate" else plan.in_force(run, round_), driver)
+    run = loop.run
     policy = loop.start()
     last = round_ if kind == "evaluate" else round_ - 1
     reached = 0

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pipeline.artifacts import Input
 from pipeline.calls import Loop, Round
+from pipeline.plan import in_force
 from stages.core.progress import say
 from stages.core.publish import scratch_beside
 from stages.core.spec import read_json
@@ -31,7 +32,8 @@ def draw(loop: Loop, round_: Round, sheets: Path) -> None:
         "base": loop.base,
         **{f"rewards.{name}": Input(one, ("rewards.parquet",)) for name, one in round_.rewards.items()},
     }
-    spec = SheetSpec(policy=loop.run.policy, rewards=dict(loop.run.rewards), round_=round_.number)
+    run = in_force(loop.run, round_.number)
+    spec = SheetSpec(policy=run.policy, rewards=dict(run.rewards), round_=round_.number)
     try:
         with scratch_beside(target) as out:
             loop.driver.worker.run("sheet", {name: one.path for name, one in inputs.items()}, spec, out)

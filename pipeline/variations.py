@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.evaluations import delivered_to
 from pipeline.params import Params, load_params, require_weights, resolve_run
-from pipeline.plan import RunPlan
+from pipeline.plan import Past, RunPlan
 from pipeline.run_sections import BASE
 from stages.core.errors import GranularError, nearest
 from stages.core.spec import build, read_json
@@ -27,15 +27,21 @@ RUNS = Path("runs")
 
 @dataclass(frozen=True, kw_only=True)
 class Variation:
-    """A run by a name of its own. name: what it is called. run: the run of params.yaml. sets, seed: what differs."""
+    """A run by a name of its own. name: what it is called. run: the run of params.yaml. sets, seed: what differs.
+
+    of, at: a fork takes over rounds 1..at of the run `of`; `sets` are all that differ from `run` after that.
+    """
 
     name: str
     run: str
     sets: tuple[str, ...] = ()
     seed: int | None = None
+    of: str | None = None
+    at: int = 0
 
     def plan(self, params: Params) -> RunPlan:
-        return resolve_run(params, self.run, self.sets, self.seed, self.name)
+        past = None if self.of is None else Past(find(params, self.of), self.at)
+        return resolve_run(params, self.run, self.sets, self.seed, self.name, past)
 
     @property
     def file(self) -> Path:

@@ -30,11 +30,20 @@ def scorer_modules(spec: ScorerSpec) -> list[str]:
     return [SCORERS[kind] for kind in (spec.kind, spec.judge) if kind]
 
 
-def method_module(name: str) -> str:
-    """The module of a method."""
-    from stages.methods import METHODS
+def method_code(method: Mapping[str, Any]) -> str:
+    """The module of a run's method, or the path of its file outside the package."""
+    from stages.methods import method_class
 
-    return METHODS[name].__module__
+    name = method["name"]
+    return name if name.endswith(".py") else method_class(name).__module__
+
+
+def credit_code(method: Mapping[str, Any]) -> list[str]:
+    """The file whose function takes the place of the method's credit rule, if there is one."""
+    from stages.methods import credit_file
+
+    own = credit_file(method)
+    return [] if own is None else [str(own[0])]
 
 
 class Worker(Protocol):

@@ -50,7 +50,8 @@ def code_digest(module: str, roots: Iterable[str] = (), skip: Iterable[str] = ()
 
     Args:
         module: dotted name, `stages.rollout.stage`.
-        roots: more modules that belong to it: the method or scorer in use, named by a registry at run time.
+        roots: more modules that belong to it: the method or scorer in use, named by a registry at run time. A name
+            that ends in `.py` is the path of a file outside the packages, and counts by its content alone.
         skip: modules left out unless a root imports them: the methods and scorers a registry offers beside
             those in use, so that editing one method does not touch the runs of another.
         sources: the folder that holds the packages.
@@ -80,9 +81,10 @@ def code_files(
         if (name, root) in entered or (name in skip and not root):
             continue
         entered.add((name, root))
-        found[name], imports = _read(path, name)
+        outside = name.endswith(".py")
+        found[path.name if outside else name], imports = _read(path, name)
         # Packages above a module run when it is imported, but they import what they import for everybody.
-        waiting += [(parent, False) for parent in _parents(name)]
+        waiting += [(parent, False) for parent in _parents(name) if not outside]
         waiting += [(other, root and name in (*roots, *skip)) for other in imports]
     return dict(sorted(found.items()))
 
@@ -101,6 +103,8 @@ def modules_of(package: str, sources: Path = SOURCES) -> tuple[str, ...]:
 
 
 def _path(module: str, sources: Path) -> Path | None:
+    if module.endswith(".py"):
+        return Path(module) if Path(module).is_file() else None
     base = sources.joinpath(*module.split("."))
     for path in (base.with_suffix(".py"), base / "__init__.py"):
         if path.is_file():
