@@ -1,7 +1,7 @@
 """Requests to a reward service: what is tried again, how long, and what is said of it in the end.
 
-Tried again is what may heal by itself: no connection, a connection that broke, a timeout, 429 and 5xx. Anything else
-(another 4xx, a reply that makes no sense) would only be answered alike again.
+Tried again is what may heal by itself (`stages.core.errors.passing`: no connection, a connection that broke, a timeout,
+429 and 5xx). Anything else (another 4xx, a reply that makes no sense) would only be answered alike again.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from stages.core.errors import GranularError
+from stages.core.errors import GranularError, passing
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -38,21 +38,12 @@ def checked_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def heals(error: BaseException) -> bool:
-    """Whether the same request may succeed a little later."""
-    import httpx
-
-    if isinstance(error, httpx.HTTPStatusError):
-        return error.response.status_code == 429 or error.response.status_code >= 500
-    return isinstance(error, httpx.TransportError | TimeoutError)
-
-
 async def persistently(request: Callable[[], Awaitable[Any]], retries: int) -> Any:
     """What a request answers, tried again up to `retries` times where that may help; its last error otherwise."""
     import tenacity
 
     retrying = tenacity.AsyncRetrying(
-        retry=tenacity.retry_if_exception(heals),
+        retry=tenacity.retry_if_exception(passing),
         stop=tenacity.stop_after_attempt(retries + 1),
         wait=tenacity.wait_exponential_jitter(initial=FIRST_WAIT, max=LONGEST_WAIT, jitter=min(1.0, FIRST_WAIT)),
         reraise=True,
@@ -63,17 +54,23 @@ async def persistently(request: Callable[[], Awaitable[Any]], retries: int) -> A
     raise AssertionError("unreachable")
 
 
-def reason(error: BaseException) -> str:
-    """Why there is no answer, without the address, which says nothing about a reward."""
-    import httpx
-
-    if isinstance(error, httpx.HTTPStatusError):
-        return f"HTTP {error.response.status_code} {_said(error.response.text)}".rstrip()
-    if isinstance(error, httpx.TimeoutException | TimeoutError):
+def reason(error: BaseException, secret: str | None = None) -> str:
+    """Why there is no answer, without the address, which says nothing about a reward, and without a secret."""
+    response = getattr(error, "response", None)
+    if isinstance(getattr(response, "status_code", None), int):
+        return f"HTTP {response.status_code} {short(response.text, secret)}".rstrip()
+    if any("Timeout" in kind.__name__ for kind in type(error).__mro__):
         return "no answer in time"
-    return f"{type(error).__name__} {_said(str(error))}".rstrip()
+    cause = error.__cause__ or error  # a client library's "Connection error." hides what happened
+    return f"{type(cause).__name__} {short(str(cause), secret)}".rstrip()
 
 
-def _said(text: str) -> str:
-    text = " ".join(text.split())
+def hidden(text: str, secret: str | None) -> str:
+    """A text without a secret: servers repeat what they were sent."""
+    return text.replace(secret, "***") if secret else text
+
+
+def short(text: str, secret: str | None = None) -> str:
+    """The beginning of a text on one line; half a secret is one too, so it goes before anything is cut."""
+    text = " ".join(hidden(text, secret).split())
     return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"

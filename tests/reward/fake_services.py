@@ -43,7 +43,7 @@ class Service:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 with service.lock:
-                    service.headers.append(dict(self.headers))
+                    service.headers.append({name.lower(): text for name, text in self.headers.items()})
                     fault = service.faults.pop(0) if service.faults else {}
                 if "slow" in fault:
                     time.sleep(fault["slow"])
@@ -109,3 +109,53 @@ class ScorerService(Service):
         ]
         truncated = [len(text) > 20 for text in asked.prompts]
         return self.spoil({"identity": self.identity, "rewards": rewards, "truncated": truncated})
+
+
+class JudgeService(Service):
+    """An OpenAI-compatible endpoint. replies: what the judge says, in turn, the last one for ever."""
+
+    def __init__(self, *replies: str, model: str = "UnifiedReward") -> None:
+        super().__init__()
+        self.model = model
+        self.root = "/models/UnifiedReward"
+        self.replies = list(replies)
+        self.say: Callable[[dict[str, Any]], str] = lambda asked: self._next()
+        self.finish = "stop"
+
+    def start(self) -> str:
+        return f"{super().start()}/v1"
+
+    def get(self, path: str) -> Any:
+        # Times and permissions change with every start of a server and are nobody's identity.
+        entry = {"id": self.model, "object": "model", "created": time.time(), "root": self.root, "owned_by": "vllm"}
+        return {"object": "list", "data": [{**entry, "permission": [{"id": str(time.time())}]}]}
+
+    def post(self, body: bytes) -> Any:
+        asked = json.loads(body)
+        with self.lock:
+            self.asked.append(asked)
+            words = self.say(asked)
+        choice = {"index": 0, "message": {"role": "assistant", "content": words}, "finish_reason": self.finish}
+        return {"id": "1", "object": "chat.completion", "created": 0, "model": self.model, "choices": [choice]}
+
+    def _next(self) -> str:
+        return self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+
+
+def image_of(asked: dict[str, Any]) -> Any:
+    """The picture in a question to a judge, uint8 [H, W, 3]."""
+    import base64
+    import io
+
+    import numpy as np
+    from PIL import Image
+
+    url = asked["messages"][0]["content"][0]["image_url"]["url"]
+    head, _, packed = url.partition(",")
+    assert head == "data:image/png;base64"
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(packed))))
+
+
+def text_of(asked: dict[str, Any]) -> str:
+    """The words of a question to a judge."""
+    return asked["messages"][0]["content"][1]["text"]
