@@ -31,3 +31,13 @@ class Event:
 
 
 Emit = Callable[[Event], None]
+
+
+def to_all(*listeners: Emit) -> Emit:
+    """One listener that passes every event on to several, in order."""
+
+    def emit(event: Event) -> None:
+        for one in listeners:
+            one(event)
+
+    return emit

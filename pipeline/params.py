@@ -54,6 +54,19 @@ class EvaluateSection:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrackSection:
+    """Where curves of runs are shown (pipeline/tracking.py); no result depends on it and no stage runs again for it.
+
+    to: `tensorboard` writes files; `wandb` (Weights & Biases) sends to its server, or with WANDB_MODE=offline keeps
+        files to send later. project, tags: of Weights & Biases; WANDB_PROJECT in the environment goes before.
+    """
+
+    to: Literal["none", "tensorboard", "wandb"] = "none"
+    project: Annotated[str, Field(min_length=1)] = "granular"
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Params:
     """A checked params.yaml.
 
@@ -71,6 +84,7 @@ class Params:
     study: Mapping[str, RunSection]
     evaluate: EvaluateSection
     report: ReportSpec
+    track: TrackSection
     raw: Mapping[str, Any] = field(repr=False)
 
     @property
@@ -84,6 +98,7 @@ _SHARED = sorted({one.name for one in fields(RunSection)} & {one.name for one in
 _KEYS = tuple(one.name for one in fields(RunSection))
 _SECTIONS = (
     *("seed", "prompts", "policy", "sampler", "scorers", "align", "runs", "presets", "study", "evaluate", "report"),
+    "track",
 )
 
 
@@ -136,6 +151,7 @@ def parse(raw: Mapping[str, Any], sets: Sequence[str] = (), run: str | None = No
         study=known["study", "runs"],
         evaluate=evaluation,
         report=build(ReportSpec, section_of(raw, "report"), "report"),
+        track=build(TrackSection, section_of(raw, "track"), "track"),
         raw=raw,
     )
 

@@ -115,8 +115,10 @@ def align_runs(
     run: str, sets: Sequence[str], seeds: str | None, name: str | None, *, redo: bool, start: Start | None = None
 ) -> None:
     """The command `align`: every variation asked for, one after the other, by one worker that keeps its models."""
+    from pipeline.events import to_all
     from pipeline.reuse import Store
     from pipeline.rounds import align
+    from pipeline.tracking import tracked
     from pipeline.view import shown
     from pipeline.workers import InlineWorker
 
@@ -128,5 +130,7 @@ def align_runs(
     for one, plan in zip(asked, plans):
         if one.name not in params.all_runs:
             one.keep()
-        with shown(one.name, Path.cwd(), RUNS / one.name / "prefect.log") as emit:
+        folder = RUNS / one.name
+        with shown(one.name, Path.cwd(), folder / "prefect.log") as view, tracked(params.track, plan, folder) as track:
+            emit = to_all(view, track)
             align(plan, store, worker, emit, delivered=delivered_to(params, one.run), redo=redo, start=start)
