@@ -213,6 +213,32 @@ def serve(
     serve_pages(port, Path.cwd())
 
 
+@app.command(name="serve-scorer")
+def serve_scorer(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A scorer of params.yaml; any name with --kind.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8001,
+    host: Annotated[str, typer.Option(help="Address to listen at; whoever reaches it may have images scored.")] = (
+        "127.0.0.1"
+    ),
+    kind: Annotated[str | None, typer.Option(help="Its kind, where there is no params.yaml.")] = None,
+    path: Annotated[str | None, typer.Option(help="Its weights, with --kind.")] = None,
+    device: Annotated[str | None, typer.Option(help="Instead of the file's `policy.device`.")] = None,
+) -> None:
+    """Serve one scorer over HTTP, for a scorer of kind `http` elsewhere; Ctrl-C or SIGTERM ends.
+
+    It needs the scorer's own libraries and little else, so it also runs in an environment made for that scorer.
+
+    Examples:
+
+        granular serve-scorer clip --port 8001
+
+        granular serve-scorer ir --kind image_reward --path /models/ImageReward --device cuda:1
+    """
+    from pipeline.serve_scorer import serve_scorer as serve_one
+
+    serve_one(name, kind, path, device, host, port)
+
+
 def main() -> None:
     """The console script: a person's mistake is one sentence and exit code 1, Ctrl-C is 130."""
     guarded(app)

@@ -55,7 +55,10 @@ def serve(name: str, spec: ScorerSpec, path: Path | None, device: str, host: str
             application(name, scorer), log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE
         )
         say(f"scorer {name} ({spec.kind}) at http://{host}:{listening.getsockname()[1]}; Ctrl-C ends.")
-        uvicorn.Server(config).run(sockets=[listening])
+        try:
+            uvicorn.Server(config).run(sockets=[listening])
+        finally:
+            say(f"scorer {name}: stopped; what was under way was answered.")
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -13,11 +13,11 @@ keeps to this is a scorer, whatever it is written in; what does not keep to it b
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import json
 import math
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -84,7 +84,7 @@ def decode_request(body: bytes) -> Request:
         with np.load(io.BytesIO(base64.b64decode(value["images"], validate=True)), allow_pickle=False) as arrays:
             images = arrays["images"]
         require_aligned(images, prompts, metadata)
-    except (TypeError, ValueError, KeyError, OSError, zipfile.BadZipFile, binascii.Error) as error:
+    except (TypeError, ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise Unreadable(f"'images' cannot be used ({error})") from None
     return Request(images, prompts, metadata)
 
