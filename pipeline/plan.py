@@ -207,14 +207,19 @@ def plan_trees(run: RunPlan, round_: int) -> list[FrozenTree]:
 def round_ledger(run: RunPlan, round_: int) -> Ledger:
     """What one round costs. Optimizer steps are those of the round, not of its prompts."""
     from stages.methods import build
+    from stages.update.stage import recomputes
 
     run = in_force(run, round_)
     method = build(run.method)
+    again = recomputes(update_spec(run, round_)) and not method.objective.fresh
     known: dict[int, Ledger] = {}
     total, steps = Ledger(), 0
     for tree in plan_trees(run, round_):
         if id(tree) not in known:
             known[id(tree)] = method.ledger(tree, scorers=len(run.rewards), passes=passes(run))
+            if again:
+                once_more = tree.ledger(frozen=1).frozen
+                known[id(tree)] = replace(known[id(tree)], frozen=known[id(tree)].frozen + once_more)
         total += known[id(tree)]
         steps = max(steps, known[id(tree)].optimizer_steps)
     return replace(total, optimizer_steps=steps)

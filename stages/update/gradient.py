@@ -8,7 +8,7 @@ point on the way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import pandas as pd
 from stages.core.errors import GateError
 from stages.update.objective import Memory, Objective, PointBatch
 from stages.update.points import Step, Tile, UpdatePoints, name_rows
+from stages.update.world import ALONE, World
 
 if TYPE_CHECKING:
     import torch
@@ -38,37 +39,71 @@ def gradient(
     measured: dict[str, np.ndarray],
     memory: Memory | None = None,
     progress: Callable[[int], Any] | None = None,
+    world: World = ALONE,
 ) -> float:
     """Put the gradient of one optimizer step's loss into the module's `.grad` and return the loss.
+
+    Each process of the world takes some tiles; gradient, loss and what is measured are then the same in all of them.
 
     Raises:
         GateError: a gradient is not finite; the sentence names the rows (of the tile, where no row stands out).
     """
     import torch
 
-    parameters = policy.parameters().values()
+    parameters = list(policy.parameters().values())
     for parameter in parameters:
         parameter.grad = None
-    loss = 0.0
-    for tile in step.tiles:
-        reached, batch = _reached(policy, points, tile, conditions, objective, update_batch)
-        leaves = (batch.velocity, *batch.further)
-        loss += _differentiate(points, tile, batch, objective, memory or {}, measured)
-        rows = points.table.iloc[tile.points]
-        # A point may not depend on all that was walked to.
-        grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
-        finite = torch.stack([torch.isfinite(grad).flatten(1).all(1) for grad in grads]).all(0).cpu().numpy()
-        if not finite.all():
-            raise GateError(f"update: the gradient is not finite at {name_rows(rows[~finite])}; nothing was changed.")
-        sums = [_sum_by_parent(grad, tile.slots, like) for grad, like in zip(grads, reached)]
-        _measure_shares(grads, sums, tile, measured)
-        torch.autograd.backward(reached, sums)
-        if not torch.isfinite(total_norm(parameters)):
-            raise GateError(
-                f"update: the weights' gradient is not finite after the rows {name_rows(rows)}; nothing was changed."
-            )
-        if progress:
-            progress(len(tile.parents))
+    problem, loss = None, 0.0
+    try:
+        for tile in world.share(step.tiles):
+            loss += _tile(policy, points, tile, conditions, objective, update_batch, measured, memory or {}, parameters)
+            if progress:
+                progress(len(tile.parents))
+    except Exception as error:
+        problem = error
+    world.agree(problem)
+    if world.size > 1:
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        world.add([parameter.grad for parameter in parameters])
+        mine, total = [measured[name][step.points] for name in MEASURED], np.array([loss])
+        world.add_arrays([*mine, total], policy.device)
+        for name, values in zip(MEASURED, mine):
+            measured[name][step.points] = values
+        loss = float(total[0])
+    return loss
+
+
+def _tile(
+    policy: Policy,
+    points: UpdatePoints,
+    tile: Tile,
+    conditions: Conditions,
+    objective: Objective,
+    update_batch: int,
+    measured: dict[str, np.ndarray],
+    memory: Memory,
+    parameters: Sequence[torch.nn.Parameter],
+) -> float:
+    """Add one tile's part to the gradient; returns its part of the loss."""
+    import torch
+
+    reached, batch = _reached(policy, points, tile, conditions, objective, update_batch)
+    leaves = (batch.velocity, *batch.further)
+    loss = _differentiate(points, tile, batch, objective, memory, measured)
+    rows = points.table.iloc[tile.points]
+    # A point may not depend on all that was walked to.
+    grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+    finite = torch.stack([torch.isfinite(grad).flatten(1).all(1) for grad in grads]).all(0).cpu().numpy()
+    if not finite.all():
+        raise GateError(f"update: the gradient is not finite at {name_rows(rows[~finite])}; nothing was changed.")
+    sums = [_sum_by_parent(grad, tile.slots, like) for grad, like in zip(grads, reached)]
+    _measure_shares(grads, sums, tile, measured)
+    torch.autograd.backward(reached, sums)
+    if not torch.isfinite(total_norm(parameters)):
+        raise GateError(
+            f"update: the weights' gradient is not finite after the rows {name_rows(rows)}; nothing was changed."
+        )
     return loss
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -19,6 +19,7 @@ class OptimizerSpec:
     lr: learning rate, constant over the run. betas: decay of the two moments. weight_decay: decoupled. eps: added to
         the root of the second moment.
     max_grad_norm: the gradient of an optimizer step is scaled down to at most this Euclidean norm.
+    bits: of the moments; 8 is bitsandbytes' blockwise AdamW (arXiv 2110.02861), a quarter of the memory.
     """
 
     lr: Annotated[float, Field(gt=0)] = 2e-6
@@ -26,6 +27,7 @@ class OptimizerSpec:
     weight_decay: Annotated[float, Field(ge=0)] = 1e-4
     eps: Annotated[float, Field(gt=0)] = 1e-8
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    bits: Literal[32, 8] = 32
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,12 +16,14 @@ from stages.core.progress import bar
 from stages.core.publish import write_text
 from stages.update.points import gather
 from stages.update.spec import UpdateSpec
+from stages.update.world import join, own_device
 
 if TYPE_CHECKING:
     import torch
 
     from stages.core.resident import Resident
     from stages.policies.base import Policy
+    from stages.update.objective import Objective
     from stages.update.state import Moments, PolicyState, Which
     from stages.update.trainer import Trained
 
@@ -41,7 +43,8 @@ def run(inputs: Mapping[str, Path], spec: UpdateSpec, resident: Resident, out: P
     from stages.update.frozen import frozen_velocities
     from stages.update.trainer import train
 
-    policy = resident.policy(spec.policy, inputs["base"])
+    world = join(spec.policy.device)
+    policy = resident.policy(replace(spec.policy, device=own_device(spec.policy.device)), inputs["base"])
     base = states.base_digest(policy, resident.memory)
     before = states.read_state(inputs["policy"], spec.policy, base)
     rollout = resident.rollout(inputs["rollout"])
@@ -69,10 +72,12 @@ def run(inputs: Mapping[str, Path], spec: UpdateSpec, resident: Resident, out: P
     behaviour = None
     if method.behaviour_decay(before.optimizer_steps) is not None:
         behaviour = _behaviour(policy, inputs["policy"], before)
-    if objective.fresh:
-        points = replace(points, v=frozen_velocities(policy, points, conditions, spec.sampler.max_batch, behaviour))
+    again = recomputes(spec)
+    rows = spec.update_batch if again else spec.sampler.max_batch
+    if objective.fresh or again:
+        points = replace(points, v=frozen_velocities(policy, points, conditions, rows, behaviour, world))
     if objective.needs_reference:
-        reference = frozen_velocities(policy, points, conditions, spec.sampler.max_batch, policy.start())
+        reference = frozen_velocities(policy, points, conditions, rows, policy.start(), world)
         points = replace(points, reference=reference)
     parents = sum(step.parents for step in points.steps(spec.update_batch))
     resident.holds(policy, None)  # until the new state has a digest, nobody can name the weights in memory
@@ -88,14 +93,15 @@ def run(inputs: Mapping[str, Path], spec: UpdateSpec, resident: Resident, out: P
             max_batch=spec.sampler.max_batch,
             memory=before.memory["objective"],
             progress=progress.update,
+            world=world,
         )
     average(ema, policy.weights(), spec.ema)
-    frozen = objective.frozen * len(points.x)
+    frozen = frozen_evaluations(objective, spec) * len(points.x)
     numbers = summary(result, spec.round_, objective.with_gradient, frozen)
     steps = before.optimizer_steps + numbers["ledger"]["optimizer_steps"]
     if behaviour is not None:
         average(behaviour, policy.weights(), method.behaviour_decay(steps) or 0.0)
-    (out / "policy").mkdir()
+    (out / "policy").mkdir()  # every process writes a folder of its own; they are the same
     after = states.save(
         policy,
         out / "policy",
@@ -109,10 +115,24 @@ def run(inputs: Mapping[str, Path], spec: UpdateSpec, resident: Resident, out: P
     )
     result.transitions.to_parquet(out / "transitions.parquet", index=False)
     write_text(out / "update.json", json.dumps(numbers, indent=1) + "\n")
+    world.same(after.digests["train"])
     resident.holds(policy, after.digests["train"])
     resident.memory["trainer"] = (_key(policy, after), result.moments, ema)
     where = states.files(policy.kind)
     return {f"policy/{where[which]}": value for which, value in after.digests.items()}
+
+
+def recomputes(spec: UpdateSpec) -> bool:
+    """Whether old velocities are evaluated again in the update's batch shape.
+
+    In bfloat16 another batch shape moves a velocity by far more than a ratio may be off 1; in float32 by 2e-7.
+    """
+    return spec.policy.precision != "float32" and spec.update_batch != spec.sampler.max_batch
+
+
+def frozen_evaluations(objective: Objective, spec: UpdateSpec) -> int:
+    """Velocities without gradient per parent."""
+    return objective.frozen + (recomputes(spec) and not objective.fresh)
 
 
 def average(ema: dict[str, torch.Tensor], weights: Mapping[str, torch.Tensor], decay: float) -> None:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from stages.core.errors import GateError
+from stages.core.errors import GateError, GranularError
 from stages.update.gradient import MEASURED, gradient, inputs, total_norm
 from stages.update.points import Step, UpdatePoints, name_rows
+from stages.update.world import ALONE, World
 
 if TYPE_CHECKING:
     import torch
@@ -53,12 +54,13 @@ def train(
     max_batch: int,
     memory: Memory | None = None,
     progress: Callable[[int], Any] | None = None,
+    world: World = ALONE,
 ) -> Trained:
     """Run a round's optimizer steps on `policy.module`, in place.
 
     conditions: one row per prompt of the round. moments: AdamW's state before, empty at the start. max_batch: rows of
     the sampler's forwards, in whose shape the change is looked for. memory: what the objective remembers of earlier
-    rounds. progress: called with parents done.
+    rounds. progress: called with parents done. world: the processes that share the work.
 
     Steps whose advantages are all exactly 0 are skipped (no decay, no moments) and recorded, unless the objective
     learns from such points too.
@@ -86,7 +88,7 @@ def train(
                     progress(step.parents)
             else:
                 loss = gradient(
-                    policy, points, step, conditions, objective, update_batch, measured, remembered, progress
+                    policy, points, step, conditions, objective, update_batch, measured, remembered, progress, world
                 )
                 if executed == 0 and objective.tolerance is not None:
                     _check_first_ratio(points, step, measured["log_ratio"], objective.tolerance)
@@ -130,18 +132,27 @@ def make_adamw(parameters: Mapping[str, torch.nn.Parameter], spec: OptimizerSpec
     """
     import torch
 
-    adam = torch.optim.AdamW(
-        list(parameters.values()),
-        lr=spec.lr,
-        betas=spec.betas,
-        eps=spec.eps,
-        weight_decay=spec.weight_decay,
-        foreach=False,
-        fused=False,
-    )
+    knobs = {"lr": spec.lr, "betas": spec.betas, "eps": spec.eps, "weight_decay": spec.weight_decay}
+    if spec.bits == 8:
+        adam = _adamw8bit(list(parameters.values()), knobs)
+    else:
+        adam = torch.optim.AdamW(list(parameters.values()), **knobs, foreach=False, fused=False)
     for name, parts in moments.items():
-        adam.state[parameters[name]] = dict(parts)
+        # Of the 8-bit optimizer the step counter is a plain number.
+        adam.state[parameters[name]] = {
+            part: int(value) if spec.bits == 8 and part == "step" else value for part, value in parts.items()
+        }
     return adam
+
+
+def _adamw8bit(parameters: list[torch.nn.Parameter], knobs: Mapping[str, Any]) -> Any:
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError:
+        raise GranularError(
+            "optimizer.bits 8 needs bitsandbytes; install it with `pip install 'granular[quant]'`."
+        ) from None
+    return AdamW8bit(parameters, **knobs)
 
 
 def _probe(policy: Policy, points: UpdatePoints, conditions: Conditions, max_batch: int) -> torch.Tensor:

@@ -76,9 +76,9 @@ def four(world, tmp_path_factory):
     """Four rounds of DiffusionNFT in one process, and the weights that were asked for velocities in each of them."""
     asked: list[list[str | None]] = []
 
-    def watched(policy, points, conditions, max_batch, weights: Mapping[str, torch.Tensor] | None):
+    def watched(policy, points, conditions, rows, weights: Mapping[str, torch.Tensor] | None, processes):
         asked[-1].append(None if weights is None else digest.of_tensors(dict(weights)))
-        return original(policy, points, conditions, max_batch, weights)
+        return original(policy, points, conditions, rows, weights, processes)
 
     original = frozen.frozen_velocities
     with pytest.MonkeyPatch.context() as patch:

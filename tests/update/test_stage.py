@@ -69,7 +69,7 @@ def sample(world, resident: Resident, before: Path, round_: int, out: Path) -> d
     common = {"base": world["base"], "embeddings": world["embeddings"], "policy": before}
     spec = RolloutSpec(
         seed=1, round_=round_, prompts=PROMPTS, method=METHOD, group=3, grid=GRID,
-        policy=PolicySpec(base=str(world["base"]), threads=1), sampler=SAMPLER,
+        policy=world.get("policy") or PolicySpec(base=str(world["base"]), threads=1), sampler=SAMPLER,
     )  # fmt: skip
     rollout.run(common | {"prompts": world["embeddings"]}, spec, resident, folders["rollout"])
     rewards = score(read_rollout(folders["rollout"] / "rollouts.zarr"), seed=round_)
