@@ -90,6 +90,12 @@ class Method:
     def check(self, plan: Plan) -> None:
         """Refuse knobs that do not fit the grid or the group, in one sentence, before any work."""
 
+    @property
+    def claims(self) -> frozenset[str]:
+        """Which properties hold beyond the common ones (`stages.checks.credit`): `prompts`, groups lie within a prompt;
+        `members`, members of a group are alike; `scale`, the scale of rewards does not matter."""
+        return frozenset({"prompts", "members"})
+
     # What few methods need beyond the three answers.
 
     @property

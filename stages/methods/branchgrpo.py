@@ -130,6 +130,11 @@ class BranchGRPO(Method):
         )
 
     @property
+    def claims(self) -> frozenset[str]:
+        # Fusion weighs leaves by the likelihood of their draws, which belongs to the draws and stays with them.
+        return super().claims - {"members"}
+
+    @property
     def objective(self) -> PPO:
         return PPO(clip_range=self.clip_range)
 

@@ -77,6 +77,11 @@ class FlowFamily(Method):
         return ZScore(within, ddof=0, eps=1e-4, std_within=() if self.global_std else None)
 
     @property
+    def claims(self) -> frozenset[str]:
+        # The std of the whole round is in every advantage.
+        return super().claims - ({"prompts"} if self.global_std else set())
+
+    @property
     def objective(self) -> PPO:
         return PPO(log_ratio="cps" if self.kernel == "cps" else "mean", **self.loss_options)
 

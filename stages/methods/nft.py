@@ -81,6 +81,11 @@ class DiffusionNFT(Method):
         )
 
     @property
+    def claims(self) -> frozenset[str]:
+        # The std of the whole round is in every advantage.
+        return super().claims - ({"prompts"} if self.global_std else set())
+
+    @property
     def objective(self) -> Objective:
         return NFT(beta=self.beta, kl_coef=self.kl_coef, adv_clip=self.adv_clip)
 

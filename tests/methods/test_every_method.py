@@ -2,71 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pytest
 
-from stages.advantage.join import apply_policy, scored_leaves, spread
+from stages.checks.run import verdicts
+from stages.checks.sample import Sample
 from stages.core.errors import GranularError
-from stages.core.noise import generator
 from stages.core.spec import read_yaml
 from stages.methods import METHODS, Plan, build, sampling_options
-from stages.rollout.forest import Forest
 from stages.rollout.grid import GridSpec, make_grid
-from stages.rollout.store import Rollout
 
 PARAMS = read_yaml(Path(__file__).resolve().parents[2] / "params.yaml")
 RUNS = {name: PARAMS["align"] | run for name, run in PARAMS["study"]["runs"].items()}
-PROMPTS = (7, 3, 5)
-WEIGHTS = {"a": 1.0, "b": 0.5}
-# Fusion weighs leaves by the likelihood of their draws, which belongs to the draws and does not move with rewards.
-UNEQUAL_MEMBERS = {"branchgrpo"}
-# The std of the whole round is in every advantage.
-ROUND_SCOPED = {"flow_grpo", "flow_grpo_fast", "grpo_guard", "lambda_grpo", "sga_grpo", "nft", "e2po"}
-
 every = pytest.mark.parametrize("run", RUNS)
 
 
 @cache
-def tables(run: str) -> Rollout:
-    """The tables of a round as the credit sees them: no latents."""
+def sample(run: str) -> Sample:
+    """A round on the settings the lab's study runs a method with; three prompts."""
     section = RUNS[run]
     method = build(section["method"])
-    plan = Plan(make_grid(GridSpec(**section["grid"])), section["group"], 1, 1)
-    trees = [method.tree(replace(plan, prompt=prompt) if method.per_prompt else plan) for prompt in PROMPTS]
-    forest = Forest.of(trees, PROMPTS)
-    edges, leaves, renoised = (pd.DataFrame(one) for one in (forest.edges, forest.leaves, forest.renoised))
-    for name, table in (("edge", edges), ("leaf", leaves), ("edge", renoised)):
-        table.insert(0, name, np.arange(len(table)))
-    rng = generator(0, 0, 0, "log-prob")
-    edges["log_prob"] = np.where(edges["recorded"], rng.standard_normal(len(edges)), np.nan)
-    none = np.zeros(0)
-    return Rollout(
-        np.asarray(PROMPTS), pd.DataFrame(forest.nodes), edges, leaves, renoised, none, none, none, none, none, none,
-        none, {"spec": {"round_": 1, "seed": 1}, "sigmas": plan.grid.sigmas},
-    )  # fmt: skip
-
-
-def rewards(rollout: Rollout, change=lambda values, leaves: values) -> dict[str, pd.DataFrame]:
-    """A table per scorer; leaves of one node have one reward. `change` maps values with the table of leaves."""
-    made = {}
-    for seed, scorer in enumerate(WEIGHTS):
-        by_node = generator(seed, 0, 0, "rewards").standard_normal(len(rollout.nodes))
-        values = change(by_node[rollout.leaves["node"]], rollout.leaves)
-        made[scorer] = rollout.leaves[["leaf", "prompt"]].assign(value=values, status="ok", reason="")
-    return made
-
-
-def credit(run: str, given: dict[str, pd.DataFrame], failures: str = "stop") -> pd.DataFrame:
-    rollout = tables(run)
-    scored = scored_leaves(rollout, given, WEIGHTS)
-    table = build(RUNS[run]["method"]).credit(apply_policy(scored, failures, 1), rollout)
-    spread(rollout, table, scored.loc[scored["status"] != "ok", "prompt"].unique())
-    return table.set_index(["prompt", "s", "member"]).sort_index()
+    return Sample(method, section["group"], make_grid(GridSpec(**section["grid"])), claims=method.claims)
 
 
 def test_the_study_runs_every_method():
@@ -76,63 +34,24 @@ def test_the_study_runs_every_method():
 
 
 @every
-def test_groups_without_a_preference_get_exactly_zero(run):
-    table = credit(run, rewards(tables(run), lambda values, leaves: 0.1 * leaves["prompt"]))
-    assert (table["advantage"] == 0).all()
-    assert (table["why_zero"] == "constant").all()
+def test_every_property_holds(run):
+    """`granular check-method` asks the same of a file of one's own."""
+    found = list(verdicts(sample(run)))
+    assert {one.name: one.wrong for one in found if one.wrong} == {}
+    assert sum(not one.skipped for one in found) >= 14
 
 
 @every
-def test_adding_a_constant_to_all_rewards_changes_nothing(run):
-    before = credit(run, rewards(tables(run)))
-    after = credit(run, rewards(tables(run), lambda values, leaves: values + 1000))
-    np.testing.assert_allclose(after["advantage"], before["advantage"], atol=1e-8)
+def test_constant_groups_say_why_they_are_zero(run):
+    given = sample(run).rewards(lambda values, leaves: 0.1 * leaves["prompt"].to_numpy())
+    assert (sample(run).advantages(given)["why_zero"] == "constant").all()
 
 
-@every
-def test_advantages_are_finite_clipped_and_prefer_somebody(run):
-    table = credit(run, rewards(tables(run)))
-    limit = build(RUNS[run]["method"]).adv_clip
-    assert np.isfinite(table["advantage"]).all()
-    assert table["advantage"].abs().max() <= limit
-    assert (table["advantage"] > 0).any() and (table["advantage"] < 0).any()
-
-
-@every
-def test_exchanging_members_exchanges_their_advantages(run):
-    """Members 0 and 1 share a root in every method, so that their groups are the same."""
-    if RUNS[run]["method"]["name"] in UNEQUAL_MEMBERS:
-        pytest.skip("members differ by the likelihood of their draws")
-    other = {0: 1, 1: 0}
-
-    def exchanged(values, leaves):
-        place = pd.Series(
-            np.arange(len(leaves)), index=pd.MultiIndex.from_frame(leaves[["prompt", "s", "member", "stride"]])
-        )
-        partner = leaves.assign(member=leaves["member"].replace(other))[["prompt", "s", "member", "stride"]]
-        return np.asarray(values)[place[~place.index.duplicated()].loc[pd.MultiIndex.from_frame(partner)]]
-
-    before = credit(run, rewards(tables(run)))
-    after = credit(run, rewards(tables(run), exchanged))
-    swapped = after.reset_index().assign(member=lambda table: table["member"].replace(other))
-    swapped = swapped.set_index(["prompt", "s", "member"]).sort_index()
-    np.testing.assert_allclose(swapped["advantage"], before["advantage"], atol=1e-9)
-
-
-@every
-def test_a_failed_row_touches_no_other_prompt_where_groups_are_prompts(run):
-    if RUNS[run]["method"]["name"] in ROUND_SCOPED:
-        pytest.skip("the std is that of the whole round")
-    given = rewards(tables(run))
-    before = credit(run, given)
-    leaf = tables(run).leaves.query("prompt == 7 and member >= 0")["leaf"].iloc[0]
-    bad = given["a"]["leaf"] == leaf
-    given["a"] = given["a"].assign(
-        value=given["a"]["value"].mask(bad), status=given["a"]["status"].mask(bad, "failed"), reason="down"
-    )
-    after = credit(run, given, "drop")
-    for prompt in (3, 5):
-        pd.testing.assert_frame_equal(after.loc[prompt], before.loc[prompt], check_exact=True)
+def test_only_methods_that_mix_prompts_or_weigh_members_claim_less():
+    less = {run: {"prompts", "members"} - sample(run).claims for run in RUNS}
+    mixing = {"flow_grpo", "flow_grpo_fast", "grpo_guard", "lambda_grpo", "sga_grpo", "nft", "e2po"}
+    assert {run.removeprefix("lab-") for run, lost in less.items() if "prompts" in lost} == mixing
+    assert {run.removeprefix("lab-") for run, lost in less.items() if "members" in lost} == {"branchgrpo"}
 
 
 @pytest.mark.parametrize("name", PARAMS["presets"])
