@@ -73,15 +73,18 @@ class InlineWorker:
         self._resident: Any = None
 
     def run(self, stage: str, inputs: Mapping[str, Path], spec: Any, out: Path) -> Mapping[str, str] | None:
+        from stages.core.resident import Resident, trim_heap
+
         if self._resident is None:
             import torch
-
-            from stages.core.resident import Resident
 
             if self.threads:
                 torch.set_num_threads(self.threads)
             self._resident = Resident()
-        return import_module(f"stages.{stage}.stage").run(inputs, spec, self._resident, out)
+        try:
+            return import_module(f"stages.{stage}.stage").run(inputs, spec, self._resident, out)
+        finally:
+            trim_heap()
 
     def code(self, stage: str, uses: Sequence[str]) -> str:
         offered = {*SCORERS.values(), *FAMILIES.values(), *code.modules_of("stages.methods")} - {"stages.methods.base"}

@@ -116,13 +116,13 @@ def write_shard(
         for name, values in columns.items():
             put(f"{table}_{name}", values, dim)
     put("parent_node", shard.parent_nodes, "parent")
-    put("parent_x", shard.parent_x.astype(state_dtype), "parent", *dims)
+    put("parent_x", shard.parent_x.astype(state_dtype, copy=False), "parent", *dims)
     put("parent_v", shard.parent_v, "parent", *dims)
     put("next_edge", shard.next_edges, "next")
     put("next_log_prob", shard.next_log_prob, "next")
-    put("next_x", shard.next_x.astype(state_dtype), "next", *dims)
+    put("next_x", shard.next_x.astype(state_dtype, copy=False), "next", *dims)
     put("leaf_node", shard.leaf_nodes, "image")
-    put("leaf_x", shard.leaf_x.astype(state_dtype), "image", *dims)
+    put("leaf_x", shard.leaf_x.astype(state_dtype, copy=False), "image", *dims)
     write_group(group, {"complete": True})
     return written
 
