@@ -80,4 +80,6 @@ def evaluation_spec(params: Params, name: str) -> EvaluateSpec:
         sampler=params.sampler,
         scorers=evaluators(dict(params.scorers)),
         images=section.images,
+        more_steps=section.more_steps,
+        more_noises=section.more_noises,
     )

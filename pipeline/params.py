@@ -43,6 +43,7 @@ class EvaluateSection:
 
     split: which prompts. prompts: how many of them. noises: images per prompt, the same for every policy.
     steps, shift: the sampler's grid. images: prompts whose images are kept as pictures.
+    more_steps: other numbers of sampling steps, scored too, each from the first `more_noises` noises.
     """
 
     split: Literal["test", "validation"] = "test"
@@ -51,6 +52,14 @@ class EvaluateSection:
     steps: Annotated[int, Field(ge=2, le=1000)] = 16
     shift: Annotated[float, Field(gt=0)] = 3.0
     images: Annotated[int, Field(ge=1)] = 12
+    more_steps: tuple[Annotated[int, Field(ge=2, le=1000)], ...] = ()
+    more_noises: Annotated[int, Field(ge=1)] = 2
+
+    def __post_init__(self) -> None:
+        if len({self.steps, *self.more_steps}) <= len(self.more_steps):
+            raise ValueError(f"more_steps are others than the evaluation's own {self.steps}, each once")
+        if self.more_steps and self.more_noises > self.noises:
+            raise ValueError(f"more_noises are the first of the {self.noises} noises, so at most as many")
 
 
 @dataclass(frozen=True, kw_only=True)

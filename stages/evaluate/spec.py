@@ -24,6 +24,8 @@ class EvaluateSpec:
         needs no policy state at all.
     scorers: every scorer by name, trained on or not.
     images: prompts whose images are kept as pictures, spread evenly over `prompts`; of each the first 4 noises.
+    more_steps: other numbers of sampling steps to score as well, each from the first `more_noises` noises; none by
+        default. They say how a policy trained on few steps does on fewer and on more.
     """
 
     seed: int
@@ -35,8 +37,14 @@ class EvaluateSpec:
     sampler: SamplerSpec
     scorers: dict[str, ScorerSpec]
     images: Annotated[int, Field(ge=1)] = 12
+    more_steps: tuple[Annotated[int, Field(ge=2, le=1000)], ...] = ()
+    more_noises: Annotated[int, Field(ge=1)] = 2
 
     def __post_init__(self) -> None:
+        if len({self.grid.steps, *self.more_steps}) <= len(self.more_steps):
+            raise ValueError(f"more_steps are others than the evaluation's own {self.grid.steps}, each once")
+        if self.more_steps and self.more_noises > self.noises:
+            raise ValueError(f"more_noises are the first of the evaluation's {self.noises} noises, so at most as many")
         if len(set(self.prompts)) != len(self.prompts):
             raise ValueError("every prompt is evaluated once, so row ids must not repeat")
         if not self.scorers:

@@ -11,7 +11,7 @@ import json
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,38 +64,69 @@ def run(inputs: Mapping[str, Path], spec: EvaluateSpec, resident: Resident, out:
     inputs: base (pipeline folder), policy (policy state folder; absent for `which: base`), prompts, embeddings, and
         `scorer.<name>` for every scorer that has weights.
     Writes `rewards.parquet` (prompt, noise, tag, scorer, value, status, reason, `sub.*`; one row per image and
-    scorer), `images.npz` (prompt, noise, text, images uint8 [prompt, noise, H, W, 3]), `grid.png`, `summary.json`.
+    scorer), `images.npz` (prompt, noise, text, images uint8 [prompt, noise, H, W, 3]), `grid.png`, `summary.json`, and
+    with `more_steps` their rewards as `steps.parquet`.
     """
     policy = resident.policy(spec.policy, inputs["base"])
     resident.make_room(policy, "module")
     weights = use_weights(inputs, spec, policy, resident)
     table = prompt_rows(inputs["prompts"], spec.prompts)
+    images = pictures(inputs, spec, resident)
+    rewards, scorers = score(inputs, spec, resident, images, table)
+    rewards.to_parquet(out / "rewards.parquet", index=False)
+    write_pictures(out, images.reshape(len(spec.prompts), spec.noises, *images.shape[1:]), spec, table["text"].tolist())
+    others = [other_steps(spec, steps) for steps in spec.more_steps]
+    if others:
+        write_steps(out, inputs, others, resident, table)
+    cost = sum((ledger(one, policy.passes) for one in (spec, *others)), Ledger())
+    (out / "summary.json").write_text(
+        json.dumps(summary(spec, weights, scorers, cost), indent=1) + "\n", encoding="utf-8"
+    )
+
+
+def pictures(inputs: Mapping[str, Path], spec: EvaluateSpec, resident: Resident) -> np.ndarray:
+    """float32 [prompts · noises, H, W, 3] in [0, 1]: every prompt from each of its noises, by the weights in use."""
+    policy = resident.policy(spec.policy, inputs["base"])
+    resident.make_room(policy, "module")
     grid = make_grid(spec.grid)
-    tree = chains(grid, spec.noises)
     shards = sample(
-        [tree] * len(spec.prompts),
+        [chains(grid, spec.noises)] * len(spec.prompts),
         spec.prompts,
         policy=policy,
         conditions=resident.conditions(policy, inputs["embeddings"], spec.prompts),
         noise=EvaluationNoise(spec.seed, 0, policy.latent_shape),
         sampler=spec.sampler,
-        label="evaluation",
+        label=f"evaluation, {spec.grid.steps} steps",
     )
     resident.make_room(policy, "vae")
-    images = policy.decode(latents(shards, spec.noises).reshape(-1, *policy.latent_shape))
-    rewards, scorers = score(inputs, spec, resident, images, table)
-    rewards.to_parquet(out / "rewards.parquet", index=False)
-    write_pictures(out, images.reshape(len(spec.prompts), spec.noises, *images.shape[1:]), spec, table["text"].tolist())
-    count = len(images)
-    evaluations = count * grid.steps
-    cost = Ledger(
-        evaluations=evaluations,
-        passes=evaluations * policy.passes,
-        images=count,
-        scores=count * len(spec.scorers),
-    )
-    (out / "summary.json").write_text(
-        json.dumps(summary(spec, weights, scorers, cost), indent=1) + "\n", encoding="utf-8"
+    return policy.decode(latents(shards, spec.noises).reshape(-1, *policy.latent_shape))
+
+
+def other_steps(spec: EvaluateSpec, steps: int) -> EvaluateSpec:
+    """The same evaluation with another number of steps, on its first few noises."""
+    return replace(spec, grid=replace(spec.grid, steps=steps), noises=spec.more_noises, more_steps=())
+
+
+def write_steps(
+    out: Path, inputs: Mapping[str, Path], specs: Sequence[EvaluateSpec], resident: Resident, table: pd.DataFrame
+) -> None:
+    """`steps.parquet`: the columns of `rewards.parquet` behind a column `steps`."""
+    import pandas as pd
+
+    tables = []
+    for spec in specs:
+        rewards, _ = score(inputs, spec, resident, pictures(inputs, spec, resident), table)
+        rewards.insert(0, "steps", spec.grid.steps)
+        tables.append(rewards)
+    pd.concat(tables, ignore_index=True).to_parquet(out / "steps.parquet", index=False)
+
+
+def ledger(spec: EvaluateSpec, passes: int) -> Ledger:
+    """What sampling and scoring every prompt and noise costs; passes: transformer passes of one evaluation."""
+    images = len(spec.prompts) * spec.noises
+    evaluations = images * spec.grid.steps
+    return Ledger(
+        evaluations=evaluations, passes=evaluations * passes, images=images, scores=images * len(spec.scorers)
     )
 
 
@@ -201,15 +232,15 @@ def write_pictures(out: Path, images: np.ndarray, spec: EvaluateSpec, texts: Seq
     """`images.npz` and `grid.png` of the kept prompts; images: float32 [prompts, noises, H, W, 3] in [0, 1]."""
     kept = spread(len(images), spec.images)
     noises = min(spec.noises, KEPT_NOISES)
-    pictures = to_uint8(images[kept][:, :noises])
+    shown = to_uint8(images[kept][:, :noises])
     np.savez_compressed(
         out / "images.npz",
         prompt=np.asarray([spec.prompts[i] for i in kept], np.int64),
         noise=np.arange(noises),
         text=np.asarray([texts[i] for i in kept]),
-        images=pictures,
+        images=shown,
     )
-    tiles = [[thumbnail(image) for image in row] for row in pictures]
+    tiles = [[thumbnail(image) for image in row] for row in shown]
     heads = [f"noise {j}" for j in range(noises)]
     (out / "grid.png").write_bytes(contact_sheet(tiles, [texts[i] for i in kept], heads))
 
@@ -230,6 +261,7 @@ def summary(spec: EvaluateSpec, weights: str, scorers: Mapping[str, Any], cost: 
         "height": spec.policy.height,
         "width": spec.policy.width,
         "max_batch": spec.sampler.max_batch,
+        **({"more_steps": list(spec.more_steps), "more_noises": spec.more_noises} if spec.more_steps else {}),
         "evaluations": cost.evaluations,
         "images": cost.images,
         "scores": cost.scores,

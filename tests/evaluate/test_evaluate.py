@@ -187,6 +187,23 @@ def test_a_spec_survives_the_request_file(spec):
         build(EvaluateSpec, request, "spec")
 
 
+def test_other_numbers_of_steps_are_evaluations_of_their_own_on_the_same_noise(inputs, spec, resident, tmp_path):
+    _, summary = evaluate(inputs, replace(spec, more_steps=(2, 6), more_noises=2), resident, tmp_path / "a")
+    steps = pd.read_parquet(tmp_path / "a" / "steps.parquet")
+    alone, _ = evaluate(inputs, replace(spec, grid=GridSpec(steps=6), noises=2), resident, tmp_path / "b")
+    six = steps[steps["steps"] == 6].drop(columns="steps").reset_index(drop=True)
+    pd.testing.assert_frame_equal(six, alone)
+    assert summary["more_steps"] == [2, 6] and summary["evaluations"] == 15 * 4 + 10 * (2 + 6)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"more_steps": (4,)}, {"more_steps": (6, 6)}, {"more_steps": (6,), "more_noises": 4}]
+)
+def test_other_steps_are_others_and_their_noises_a_part(spec, wrong):
+    with pytest.raises(ValueError, match="more_"):
+        replace(spec, **wrong)
+
+
 def test_a_failed_reward_is_a_row_without_a_value():
     rows = pd.DataFrame({"tag": ["a", "a"]}, index=[4, 4])
     table = reward_rows("x", [Reward(0.5, parts=(("correct", 1.0),)), Reward.failed("broken")], rows, 2)
