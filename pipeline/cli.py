@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from pipeline.cli_methods import COMMANDS
 from stages.core.command import guarded
 from stages.core.errors import GranularError
 
@@ -237,6 +238,10 @@ def serve_scorer(
     from pipeline.serve_scorer import serve_scorer as serve_one
 
     serve_one(name, kind, path, device, host, port)
+
+
+for _name, _command in COMMANDS.items():
+    app.command(name=_name)(_command)
 
 
 def main() -> None:
