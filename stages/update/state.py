@@ -235,7 +235,7 @@ def save(
     sets = {"train": policy.weights(), "ema": ema, **({"behaviour": behaviour} if behaviour else {})}
     parts = {which: {name: one.detach().cpu().contiguous() for name, one in sets[which].items()} for which in sets}
     parts["optimizer"] = {
-        f"{name}.{part}": torch.as_tensor(value).detach().cpu().contiguous()
+        f"{name}.{part}": _own(torch.as_tensor(value).detach().cpu().contiguous(), part)
         for name, known in moments.items()
         for part, value in known.items()
     }
@@ -264,6 +264,11 @@ def save(
     )
     _write_json(out / "state.json", asdict(state))
     return state
+
+
+def _own(tensor: torch.Tensor, part: str) -> torch.Tensor:
+    """The code tables of 8-bit moments are one object for all parameters; in a file each has its own."""
+    return tensor.clone() if part.startswith("qmap") else tensor
 
 
 def model_config(module: Any) -> dict[str, Any]:
