@@ -150,7 +150,7 @@ def release_memory() -> None:
 def trim_heap() -> None:
     """Give freed memory of this process back to the system, where the C library can (glibc).
 
-    It keeps freed blocks of up to 32 MB for itself otherwise: what a rollout needed would stay beside what scorers need.
+    Otherwise it keeps freed blocks of up to 32 MB: what a rollout needed would stay beside what scorers need.
     """
     import ctypes
 
