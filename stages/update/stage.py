@@ -32,7 +32,8 @@ def run(inputs: Mapping[str, Path], spec: UpdateSpec, resident: Resident, out: P
     """Learn from one round.
 
     inputs: rollout, advantage, policy (state folder before), base, embeddings.
-    Writes `policy/` (state folder after), `transitions.parquet` and `update.json`; returns the digests of the tensors.
+    Writes `policy/` (state folder after), `transitions.parquet` (`trainer.Trained.transitions`, and the parts of each
+    advantage) and `update.json`; returns the digests of the tensors.
 
     Raises:
         GranularError: the policy state is of another kind, base or round. GateError: see `stages.update.trainer`.
@@ -113,13 +114,19 @@ def run(inputs: Mapping[str, Path], spec: UpdateSpec, resident: Resident, out: P
         behaviour=behaviour,
         memory={"plan": method.remember(before.memory["plan"], advantages), "objective": result.memory},
     )
-    result.transitions.to_parquet(out / "transitions.parquet", index=False)
+    with_parts(result.transitions, advantages).to_parquet(out / "transitions.parquet", index=False)
     write_text(out / "update.json", json.dumps(numbers, indent=1) + "\n")
     world.same(after.digests["train"])
     resident.holds(policy, after.digests["train"])
     resident.memory["trainer"] = (_key(policy, after), result.moments, ema)
     where = states.files(policy.kind)
     return {f"policy/{where[which]}": value for which, value in after.digests.items()}
+
+
+def with_parts(transitions: pd.DataFrame, advantages: pd.DataFrame) -> pd.DataFrame:
+    """Transitions with the parts of their advantages by scorer and stride, `z.<scorer>.<stride>`."""
+    parts = [name for name in advantages if name.startswith("z.")]
+    return transitions.merge(advantages[["edge", *parts]], on="edge", how="left", validate="one_to_one")
 
 
 def recomputes(spec: UpdateSpec) -> bool:

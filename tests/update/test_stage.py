@@ -123,11 +123,15 @@ def test_outputs_are_complete_and_agree_with_each_other(world, four):
             "parents": 4, "points": 12, "with_gradient": 4, "frozen": 0, "optimizer_steps": 2,
         }  # fmt: skip
         table = pd.read_parquet(folder / "transitions.parquet")
+        advantages = pd.read_parquet(folder.parent / "advantage" / "advantages.parquet").set_index("edge")
+        parts = sorted(name for name in advantages if name.startswith("z."))
         assert list(table) == [
             *("edge", "prompt", "s", "member", "optimizer_step", "advantage", "weight"),
             *("log_ratio", "ratio", "clip_side", "path_variance"),
             *("velocity_grad_norm", "share"),
+            *parts,
         ]
+        assert parts and (table[parts].to_numpy() == advantages.loc[table["edge"], parts].to_numpy()).all()
         assert len(table) == 12
         assert numbers["total"]["ratio_max"] == table["ratio"].max()
         assert numbers["total"]["param_change"] > 0
