@@ -191,6 +191,64 @@ def status(
 
 
 @app.command()
+def gc(dry: Annotated[bool, typer.Option("--dry", help="Say what would go, and leave it.")] = False) -> None:
+    """Free bytes of the round store that no run refers to any more: latents, weights, optimizer states.
+
+    Tables and manifests stay, and what is read again is made again. A run refers to the rounds in `runs/RUN/rounds`.
+    """
+    from pipeline.collect import collect
+    from pipeline.doctor import size
+    from pipeline.reuse import Store
+
+    store = Store()
+    freed = collect(store, dry=dry)
+    said = "would free" if dry else "freed"
+    typer.echo(f"gc: {said} {size(freed.bytes)} of {freed.results} results in {store.root}; tables and manifests stay")
+
+
+@app.command()
+def pack(run: Annotated[str, typer.Argument(metavar="RUN", help="A run, or a variation of one.")]) -> None:
+    """Lay a run's rounds out as data/rounds/RUN, for DVC to carry to another machine (see docs/sharing.md)."""
+    from pipeline import packing
+    from pipeline.params import load_params
+    from pipeline.reuse import Store
+    from pipeline.variations import find
+    from pipeline.workers import InlineWorker
+
+    plan_ = find(load_params(), run)
+    count = packing.pack(plan_, Store(), InlineWorker(plan_.policy.threads))
+    typer.echo(f"pack: {count} results in {packing.PACKED / run}")
+
+
+@app.command()
+def unpack(run: Annotated[str, typer.Argument(metavar="RUN", help="What was packed elsewhere.")]) -> None:
+    """Bring data/rounds/RUN into the round store of this machine; each part is checked against its manifest."""
+    from pipeline import packing
+    from pipeline.reuse import Store
+
+    new, back = packing.unpack(run, Store())
+    typer.echo(f"unpack: {new} results are new, {back} have their bytes back")
+
+
+@app.command()
+def plots(
+    revisions: Annotated[
+        list[str] | None, typer.Argument(metavar="[REVISION]…", help="Commits, branches or experiments to compare.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("build/plots.html"),
+) -> None:
+    """Draw the curves of `dvc plots` into one page that needs no network; without a revision: changes since the commit.
+
+    Example:
+
+        granular plots main my-experiment
+    """
+    from pipeline.curves import draw
+
+    typer.echo(f"plots: wrote {draw(revisions or [], out)} drawings to {out}")
+
+
+@app.command()
 def repro(
     targets: Annotated[list[str] | None, typer.Argument(metavar="[STAGE]…", help="DVC stages; none means all.")] = None,
     force: Annotated[bool, typer.Option(help="Run exactly the given stages again.")] = False,

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline import outputs, plan, sheets
+from pipeline import curves, outputs, plan, sheets
 from pipeline.artifacts import Artifact
 from pipeline.calls import Loop, Round
+from pipeline.collect import register
 from pipeline.driver import ACCEPTED, STAGES, Driver, NotYet, Start, spans
 from pipeline.events import Emit, Event
 from pipeline.locks import alone
@@ -74,7 +75,7 @@ def align(
     redo: bool = False,
     start: Start | None = None,
 ) -> RunResult:
-    """Bring a run to its last round and assemble `<delivered>/<run>`.
+    """Bring a run to its last round, assemble `<delivered>/<run>` and write its curves beside that.
 
     Args:
         emit: hears every event. project: folder that holds `runs/` and `data/`. delivered: where results go, under it.
@@ -88,6 +89,7 @@ def align(
     _check_start(run, start)
     journal = Journal(run, project, emit)
     driver = Driver(run.name, store, worker, journal.hear, accepted=accepted, redo=redo, start=start)
+    register(store, project)
     with stoppable(), alone(run.name, project / "runs" / run.name), journal.beating():
         try:
             loop = Loop(run, driver)
@@ -101,6 +103,7 @@ def align(
             if cached:
                 say(f"{run.name}: round{'s' if cached > 1 else ''} {spans(range(1, cached + 1))} found in the store")
             result = _play(loop, journal, project)
+            curves.write(result, (project / delivered).parent / "curves")
             outputs.assemble(result, project / delivered / run.name)
         except KeyboardInterrupt:
             sentence = f"stopped; nothing is half-written, the next call resumes at round {max(journal.round, 1)}"

@@ -128,7 +128,21 @@ def test_ctrl_c_is_130(granular: Callable[..., Answer], monkeypatch: pytest.Monk
 
 
 def test_every_command_explains_itself(granular: Callable[..., Answer]) -> None:
-    for command in ("doctor", "plan", "align", "stage", "evaluate", "report", "status", "repro", "serve"):
+    for command in (
+        "doctor",
+        "plan",
+        "align",
+        "stage",
+        "evaluate",
+        "report",
+        "status",
+        "gc",
+        "pack",
+        "unpack",
+        "plots",
+        "repro",
+        "serve",
+    ):
         code, out, _ = granular(command, "--help")
         assert code == 0 and "Usage" in out
 
