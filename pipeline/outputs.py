@@ -7,7 +7,8 @@ machine, so equal runs give equal bytes wherever they were computed.
     run.json                resolved spec, ledger, digest of every stage of every round
     rounds.parquet          one row a round
     validation.parquet      round, scorer, prompt, noise, value
-    rewards.parquet, advantages.parquet, transitions.parquet    all rounds, with a column `round`
+    rewards.parquet, advantages.parquet, transitions.parquet    all rounds, with a column `round`; of a leaf also where
+                            it branched off (s, member, stride)
     samples/round-0000.png  validation prompts with the same noises in every round
     method/                 source of a method or credit rule from outside the package, where the run has one
 """
@@ -175,9 +176,27 @@ def validations_table(result: RunResult) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
 
 
+def write_times(result: RunResult, path: Path) -> None:
+    """`round, stage, seconds` of every stage of every round, as long as it took where it was computed.
+
+    A measurement, not a result: it lies beside the run's folder, which is the same wherever the run is computed.
+    """
+    import pandas as pd
+
+    rows = [
+        (one.number, stage, part.published.seconds) for one in result.rounds for stage, part in one.artifacts().items()
+    ]
+    table = pd.DataFrame(rows, columns=["round", "stage", "seconds"]).astype({"seconds": "float64"})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.tmp")
+    write_table(table, scratch)
+    os.replace(scratch, path)
+
+
 def _rewards(result: RunResult) -> Iterator[pd.DataFrame]:
     import pandas as pd
 
+    where = {one.number: _leaves(one.rollout.published.folder / "rollouts.zarr") for one in result.rounds}
     # Sub-scores differ between scorers; the union of their columns makes one table.
     folders = {(one.number, name): part.published.folder for one in result.rounds for name, part in one.rewards.items()}
     tables = {key: pd.read_parquet(folder / "rewards.parquet") for key, folder in folders.items()}
@@ -186,9 +205,24 @@ def _rewards(result: RunResult) -> Iterator[pd.DataFrame]:
         if "reply" in columns and "reply" not in table:
             table["reply"] = ""  # a text in every table, whichever comes first
         table = table.reindex(columns=columns)
+        for place, (name, values) in enumerate(where[number].loc[table["leaf"]].items(), start=2):
+            table.insert(place, str(name), values.to_numpy())
         table.insert(0, "round", number)
         table.insert(1, "scorer", scorer)
         yield table
+
+
+def _leaves(path: Path) -> pd.DataFrame:
+    """s, member and stride of every leaf of a round (index: leaf), without the rest of its tree."""
+    import pandas as pd
+    import zarr
+
+    root = zarr.open_group(str(path), mode="r")
+    shards = [root[name] for name in sorted(root.group_keys())]
+    columns = ("s", "member", "stride")
+    return pd.concat(
+        [pd.DataFrame({name: shard[f"leaves_{name}"][...] for name in columns}) for shard in shards], ignore_index=True
+    )
 
 
 def _tables(result: RunResult, stage: str, file: str) -> Iterator[pd.DataFrame]:

@@ -75,7 +75,7 @@ def align(
     redo: bool = False,
     start: Start | None = None,
 ) -> RunResult:
-    """Bring a run to its last round, assemble `<delivered>/<run>` and write its curves beside that.
+    """Bring a run to its last round, assemble `<delivered>/<run>` and write its curves and times beside that.
 
     Args:
         emit: hears every event. project: folder that holds `runs/` and `data/`. delivered: where results go, under it.
@@ -105,6 +105,7 @@ def align(
             result = _play(loop, journal, project)
             curves.write(result, (project / delivered).parent / "curves")
             outputs.assemble(result, project / delivered / run.name)
+            outputs.write_times(result, project / delivered.parent / "times" / f"{run.name}.parquet")
         except KeyboardInterrupt:
             sentence = f"stopped; nothing is half-written, the next call resumes at round {max(journal.round, 1)}"
             journal.hear(_of_run(run, journal.round, "failed", sentence))

@@ -11,7 +11,7 @@ from stages.report.findings import Finding
 from stages.report.reader import Results
 from stages.report.tables import Table
 
-TEMPLATE = Path(__file__).with_name("page.html")
+TEMPLATE = Path(__file__).parent / "templates" / "page.html"
 
 
 def render(

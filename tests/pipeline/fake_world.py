@@ -108,6 +108,8 @@ class FakeWorker:
             shard.create_array(name, data=x)
         shard.create_array("prompt", data=np.asarray(spec.prompts))
         shard.create_array("nodes_s", data=np.arange(len(x)))
+        for name in ("s", "member", "stride"):
+            shard.create_array(f"leaves_{name}", data=np.arange(len(x)) % 2)
 
     def _reward(self, inputs: Mapping[str, Path], spec: Any, out: Path) -> None:
         x = _array(inputs["rollout"], "leaf_x")

@@ -135,3 +135,18 @@ def test_what_a_judge_replied_is_delivered_beside_scorers_that_say_nothing(world
         "clip": [""],
         "oracle": ["Final Score: 4"],
     }
+
+
+def test_rewards_say_where_their_leaf_branched_off(world: World) -> None:
+    world.align(2)
+    rewards = pd.read_parquet(world.folder / "data/runs/toy/rewards.parquet")
+    assert rewards.columns[:6].tolist() == ["round", "scorer", "leaf", "s", "member", "stride"]
+    assert (rewards["s"] == rewards["leaf"] % 2).all()
+
+
+def test_times_lie_beside_the_run_and_say_how_long_each_stage_took(world: World) -> None:
+    world.align(2)
+    times = pd.read_parquet(world.folder / "data/times/toy.parquet")
+    assert times.columns.tolist() == ["round", "stage", "seconds"] and (times["seconds"] >= 0).all()
+    assert set(times["stage"]) == {"rollout", "reward.clip", "reward.oracle", "advantage", "update"}
+    assert not list((world.folder / "data/runs/toy").glob("*time*"))
