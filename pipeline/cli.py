@@ -166,6 +166,31 @@ def evaluate(
 
 
 @app.command()
+def export(
+    run: Run,
+    out: Annotated[Path, typer.Option(help="Folder to write; it must not be there yet.")],
+    form: Annotated[str, typer.Option("--format", help="merged (a whole pipeline folder), lora or kohya.")] = "merged",
+    half: Annotated[bool, typer.Option(help="bfloat16 weights (merged).")] = False,
+) -> None:
+    """Write what a run delivered in a form that other software loads.
+
+    Examples:
+
+        granular export g2rpo --out exported/g2rpo
+
+        granular export my-lora --format kohya --out exported/my-lora
+    """
+    from pipeline.export import FORMS
+    from pipeline.export import export as export_one
+    from pipeline.params import load_params
+    from stages.core.errors import nearest
+
+    if form not in FORMS:
+        raise GranularError(f"--format {form}: unknown; {nearest(form, FORMS)}")
+    typer.echo(f"export: wrote {export_one(load_params(), run, form, out, half)}")
+
+
+@app.command()
 def report() -> None:
     """Make the tables, figures and the audit page again from data/evaluations and data/runs."""
     from stages.report.__main__ import main as make

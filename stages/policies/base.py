@@ -247,6 +247,16 @@ class Policy(ABC):
             return lora.start(self.weights(), self.spec)
         return loading.start_weights(self.spec, self.base, type(self))
 
+    def layer_sizes(self) -> dict[str, tuple[int, int]]:
+        """[out, in] of every linear layer of the transformer, by name."""
+        import torch
+
+        return {
+            name: (part.out_features, part.in_features)
+            for name, part in loading.empty_transformer(self.base).named_modules()
+            if isinstance(part, torch.nn.Linear)
+        }
+
 
 class TextEncoder(ABC):
     """The text side of a family, loaded only while prompts are embedded, or while their neighbours are looked for.

@@ -163,6 +163,15 @@ def transformer(spec: PolicySpec, base: Path, kind: type[Policy]) -> torch.nn.Mo
     return module
 
 
+def empty_transformer(base: Path) -> torch.nn.Module:
+    """The transformer of a folder's configuration, without weights and without memory: names, shapes, counts."""
+    import torch
+
+    quiet()
+    with torch.device("meta"):
+        return component_class(base, "transformer").from_config(config(base, "transformer"))
+
+
 def start_weights(spec: PolicySpec, base: Path, kind: type[Policy]) -> dict[str, torch.Tensor]:
     """All weights of the transformer at the start, read again from their files."""
     import torch

@@ -35,7 +35,9 @@ def quantized(module: torch.nn.Module, kind: Literal["int8", "nf4"]) -> torch.nn
             new = bnb.nn.Linear4bit(
                 layer.in_features, layer.out_features, quant_type="nf4", compute_dtype=torch.bfloat16, **options
             )
-            new.support_avx512bf16_for_cpu = False  # on such a CPU it would repack the weight into a form without backward
+            new.support_avx512bf16_for_cpu = (
+                False  # on such a CPU it would repack the weight into a form without backward
+            )
             weight = bnb.nn.Params4bit(layer.weight.data, requires_grad=False, quant_type="nf4", module=new)
         else:
             new = bnb.nn.Linear8bitLt(layer.in_features, layer.out_features, has_fp16_weights=False, **options)
