@@ -140,7 +140,7 @@ def test_what_a_judge_replied_is_delivered_beside_scorers_that_say_nothing(world
 def test_rewards_say_where_their_leaf_branched_off(world: World) -> None:
     world.align(2)
     rewards = pd.read_parquet(world.folder / "data/runs/toy/rewards.parquet")
-    assert rewards.columns[:6].tolist() == ["round", "scorer", "leaf", "s", "member", "stride"]
+    assert rewards.columns[:7].tolist() == ["round", "scorer", "leaf", "prompt", "s", "member", "stride"]
     assert (rewards["s"] == rewards["leaf"] % 2).all()
 
 
