@@ -11,6 +11,7 @@ from pipeline.artifacts import Artifact, External, Input
 from pipeline.driver import Driver
 from pipeline.plan import RunPlan
 from pipeline.reuse import Request
+from pipeline.scorers import Identities, usable
 from pipeline.workers import credit_code, method_code, scorer_modules
 from stages.core.code import code_digest
 from stages.core.spec import read_json
@@ -63,6 +64,7 @@ class Loop:
         self.decoder = _components(Path(run.policy.base))
         self._costs: dict[int, Ledger] = {}
         self.past = None if run.past is None else Loop(run.past.run, driver)
+        self.identities = Identities(run.name) if self.past is None else self.past.identities
 
     def cost(self, round_: int) -> Ledger:
         """What a round costs, planned once."""
@@ -110,7 +112,10 @@ class Loop:
         images = self.cost(round_).images
         ledger = Ledger(images=images, scores=images)
         spec = plan.reward_spec(self.run, scorer)
-        return self.driver.call(f"reward.{scorer}", round_, inputs, spec, uses=uses, ledger=ledger, force=force)
+        return self.driver.call(
+            f"reward.{scorer}", round_, inputs, spec, uses=uses, ledger=ledger, force=force,
+            usable=lambda found: usable(found, self.run.failures),
+        )  # fmt: skip
 
     def advantage(
         self, round_: int, rollout: Artifact, rewards: Mapping[str, Artifact], force: bool = False
@@ -154,6 +159,8 @@ class Loop:
             return self.past.round(round_, policy)
         rollout = self.rollout(round_, policy)
         rewards = {name: self.reward(round_, name, rollout) for name in self.run.rewards}
+        for name, one in rewards.items():
+            self.identities.check(name, round_, one.published)
         advantage = self.advantage(round_, rollout, rewards)
         return Round(round_, rollout, rewards, advantage, self.update(round_, rollout, advantage, policy))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -102,13 +102,15 @@ class Driver:
         uses: Sequence[str] = (),
         ledger: Ledger | None = None,
         force: bool = False,
+        usable: Callable[[Published], bool] = lambda found: True,
     ) -> Artifact:
         """The artifact of a stage call.
 
         Args:
             name: `rollout`, `reward.<scorer>`, …; what follows the dot only tells calls of one stage apart.
             inputs: what it reads. spec: its frozen spec. uses: method and scorer modules it runs.
-            ledger: its cost by the plan. force: forget what is there and compute it again.
+            ledger: its cost by the plan. force: forget what is there and compute it again. usable: whether what is
+                there may be found; it is computed again otherwise.
         """
         stage = name.partition(".")[0]
         request = Request(
@@ -120,12 +122,14 @@ class Driver:
             ledger=ledger or Ledger(),
         )
         force = force or self.start.again(name, round_)
-        if force and not self.dry and (old := self._find(request, name, round_)):
+        if force and not self.dry and (old := self._find(request, name, round_, usable)):
             self.store.forget(old)
-        published = None if force else self._find(request, name, round_)
+        published = None if force else self._find(request, name, round_, usable)
         if published is None:
             if self.dry:
                 raise NotYet(name)
+            if useless := self.store.published(request.stage, request.fingerprint):
+                self.store.forget(useless)
             published = self._compute(request, name, round_, inputs, spec)
         elif not self.dry:
             self._tell(name, round_, "cached")
@@ -135,11 +139,11 @@ class Driver:
 
         return Artifact(self.store, published, inputs, make, f"{self.name}: {name} of round {round_}")
 
-    def _find(self, request: Request, name: str, round_: int) -> Published | None:
+    def _find(self, request: Request, name: str, round_: int, usable: Callable[[Published], bool]) -> Published | None:
         exact = self.store.published(request.stage, request.fingerprint)
         if exact or self.redo:
-            return exact
-        for other in self.store.similar(request):
+            return exact if exact and usable(exact) else None
+        for other in filter(usable, self.store.similar(request)):
             if dict(other.manifest["versions"]) != dict(request.versions):
                 continue
             if other.code in self.accepted.get(request.stage, ()):

@@ -39,6 +39,8 @@ BESIDE = frozenset({"manifest.json", "request.json", "log.json"})
 LOCATIONS = frozenset({"base", "path", "single_file"})
 # How memory is used, and where a download came from, change no number.
 NEUTRAL = frozenset({"residency", "checkpointing", "revision"})
+# Of a scorer behind an address: where it is and how patiently it is asked. What it is enters as its identity.
+ASKING = frozenset({"url", "api_key_env", "timeout", "retries", "concurrency", "chunk", "template"})
 
 
 def settings(spec: Any) -> dict[str, Any]:
@@ -58,6 +60,8 @@ def _without_locations(value: Any) -> Any:
         for name, item in value.items()
         if not (name in LOCATIONS and (item is None or isinstance(item, str))) and name not in NEUTRAL
     }
+    if isinstance(value.get("url"), str):
+        kept = {name: item for name, item in kept.items() if name not in ASKING}
     if isinstance(kept.get("device"), str):
         kept["device"] = kept["device"].partition(":")[0]
     return kept
