@@ -30,6 +30,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "advantage": ("numpy", "pandas"),
     "update": _MODEL,
     "evaluate": _SCORER,
+    "effect": _SCORER,
 }
 
 

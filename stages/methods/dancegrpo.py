@@ -33,12 +33,14 @@ class DanceGRPO(Method):
     variant: `repo` as released; `as_in_g2rpo` as G²RPO's paper describes its baseline.
     eta: noise level; `null` takes the variant's own, 0.3 or 0.7.
     fraction: share of the first T−1 steps trained per sample (`repo`).
+    steps: trained grid indices of every sample (`as_in_g2rpo`); `null` is the first half.
     optimizer_steps: the group is split into this many optimizer steps per round, by member.
     """
 
     variant: Literal["repo", "as_in_g2rpo"] = "repo"
     eta: Annotated[float, Field(gt=0)] | None = None
     fraction: Annotated[float, Field(gt=0, le=1)] = 0.6
+    steps: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     optimizer_steps: Annotated[int, Field(ge=1)] = 3
 
     @property
@@ -54,6 +56,13 @@ class DanceGRPO(Method):
 
     def check(self, plan: Plan) -> None:
         refuse_steps(self.optimizer_steps, plan.group)
+        if self.steps is not None and self.variant == "repo":
+            raise GranularError("method.steps: variant repo draws its steps at random; give variant as_in_g2rpo.")
+        if self.steps is not None and not (self.steps and max(self.steps) <= plan.grid.steps - 2):
+            raise GranularError(
+                f"method.steps: a trained step starts at one of grid indices 0..{plan.grid.steps - 2} of a "
+                f"{plan.grid.steps}-step grid, got {list(self.steps)}."
+            )
         if self.variant == "repo" and int(self.fraction * (plan.grid.steps - 1)) < 1:
             raise GranularError(f"method.fraction: {self.fraction} of {plan.grid.steps - 1} steps trains none of them.")
 
@@ -65,7 +74,7 @@ class DanceGRPO(Method):
             if self.variant == "repo":
                 trained = set(rng.permutation(last)[: int(self.fraction * last)].tolist())
             else:
-                trained = set(range(plan.grid.steps // 2))
+                trained = set(range(plan.grid.steps // 2)) if self.steps is None else set(self.steps)
             step = plan.optimizer_step(member, self.optimizer_steps)
             at = root
             for s in range(last):

@@ -131,13 +131,14 @@ class Tree:
     _shared: dict[tuple, int] = field(default_factory=dict)
     _drawn: set[tuple[int, ...]] = field(default_factory=set)
 
-    def root(self, member: int = -1, condition: int = 0, noise: int | None = None) -> Member:
+    def root(self, member: int = -1, condition: int = 0, noise: int | None = None, s: int = 0) -> Member:
         """An initial noise x_T: shared by the group (member −1) or a member's own.
 
         condition: row of the prompt's conditions, inherited by all that follows. noise: number of the draw, `member`
         where nothing else is said; roots of one number start from one x_T.
+        s: grid index of a root that is not noise but a state somebody gives (`stages.effect`).
         """
-        node = self._add_node(-1, self.grid.sigmas[0], 0, condition, (member if noise is None else noise,))
+        node = self._add_node(-1, self.grid.sigmas[s], s, condition, (member if noise is None else noise,))
         return Member(node, member)
 
     def ode(self, at: Member, to: int) -> Member:
