@@ -96,4 +96,33 @@ def check_method(
         )
 
 
-COMMANDS = {"fork": fork, "whatif": whatif, "check-method": check_method}
+def study(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Which one; without it, all are listed.")] = None,
+) -> None:
+    """Answer a question the papers left open, on the lab: trains, evaluates and writes reports/studies/NAME/index.html.
+
+    Every study says what it will cost before it starts (at most an hour on two cores), can be stopped at any time, and
+    goes on when it is called again. Its conclusion is computed from its intervals. `methods` is that of `make study`.
+    """
+    from pipeline import studies
+
+    if name is None:
+        for one in studies.NAMES:
+            typer.echo(f"{one:<18}{studies.find(one).question}")
+        typer.echo(f"{studies.METHODS:<18}How do all methods compare at one budget? (`make study`, section study)")
+        return
+    if name == studies.METHODS:
+        from pipeline.children import run_command
+
+        code, _ = run_command(["dvc", "repro", "reports/methods/dvc.yaml"], typer.echo)
+        raise typer.Exit(code)
+    from pipeline.params import load_params
+    from pipeline.reuse import Store
+    from pipeline.studies.runner import run_study
+    from pipeline.workers import InlineWorker
+
+    found, params = studies.find(name), load_params()
+    run_study(found, params, Store(), InlineWorker(params.policy.threads))
+
+
+COMMANDS = {"fork": fork, "whatif": whatif, "check-method": check_method, "study": study}

@@ -73,7 +73,7 @@ def answer(results: Results) -> Answer:
     notes = (
         "True effect of a step x → x': mean reward of many completions from x' minus that of as many from x, each "
         f"scorer in standard deviations of the round's images, weighted as in training. Completions: {completions}, "
-        "so that the rest of a trajectory is the noisy policy that all methods train, not the ODE by which some of them judge.",
+        "so that the rest of a trajectory is the noisy policy that all methods train, not the ODE by which some judge.",
         "A truth from a finite number of completions is noisy, which lowers every correlation alike; methods train "
         "different steps, so part of a difference is which steps they look at.",
         "Steps of one prompt depend on each other, so prompts are resampled, those of each seed on their own.",

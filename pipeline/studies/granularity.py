@@ -65,8 +65,8 @@ STUDY = Study(
     design=(
         "All arms spend one budget of model evaluations. Λ = {1, 2, 3} judges a branch by three ODE completions of "
         "different strides; the first control by three completions of stride 1 with fresh noise (deterministic ones "
-        "would repeat exactly); the second by one completion, with a group so large that a round costs the same; the last is "
-        "plain Λ = {1}, with more rounds.",
+        "would repeat exactly); the second by one completion, with a group so large that a round costs the same; the "
+        "last is plain Λ = {1}, with more rounds.",
     ),
     arms=arms,
     answer=answer,
