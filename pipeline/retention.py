@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -103,9 +103,16 @@ def latent_shape(policy: PolicySpec) -> tuple[int, int]:
 
 def parameters(folder: Path) -> int:
     """Number of parameters in a folder of safetensors files, from their headers alone."""
-    total = 0
-    for file in folder.glob("*.safetensors"):
-        with file.open("rb") as handle:
-            header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
-        total += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
-    return total
+    return sum(numbers_of(weight_shapes(file)) for file in folder.glob("*.safetensors"))
+
+
+def weight_shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors in a safetensors file, from its header alone."""
+    with file.open("rb") as handle:
+        header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
+    return {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+
+
+def numbers_of(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """How many numbers tensors of these shapes hold."""
+    return sum(math.prod(shape) for shape in shapes.values())

@@ -76,8 +76,10 @@ def test_plan_with_a_base_policy_estimates_memory_and_storage(granular: Callable
     _, out, _ = granular("plan", "g2rpo", "--set", f"policy.base={tiny_base}", "--set", "rounds=2", "--json")
     found = json.loads(out)
     memory = found["memory_bytes"]
-    assert memory["total"] == sum(count for name, count in memory.items() if name != "total")
-    assert memory["Adam"] == 2 * memory["weights"] == 2 * memory["gradient"] > 0
+    assert list(memory) == ["embed", "rollout", "reward", "update", "validation"]
+    for parts in memory.values():
+        assert parts["total"] == sum(count for name, count in parts.items() if name != "total") > 0
+    assert memory["update"]["Adam"] == 2 * memory["update"]["transformer"] == 2 * memory["update"]["gradient"] > 0
     assert found["storage_bytes"]["total"] > 0
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.calls import SAMPLER
-from pipeline.costs import memory
+from pipeline.memory import memory
 from pipeline.plan import RunPlan, ledger
 from pipeline.retention import disk_estimate, latent_shape
 from stages.core.spec import read_json
@@ -66,9 +66,9 @@ def test_the_plan_counts_what_else_is_kept(real: Lagging) -> None:
     run = real.plan(3)
     plain = replace(run, method={"name": "nft", "decay": "none"})
     assert disk_estimate(run).weights == disk_estimate(plain).weights * 3 // 2
-    parts = memory(run)
-    assert parts["sampling weights"] == parts["weights"] and "sampling weights" not in memory(plain)
+    parts = memory(run)["update"]
+    assert parts["sampling weights"] == parts["transformer"] and "sampling weights" not in memory(plain)["update"]
     # Two prompts with three samples at three levels; a state, v_old and v_ref each.
     assert parts["re-noised states"] == 2 * 3 * 3 * 3 * math.prod(latent_shape(run.policy)) * 4
     perturbed = replace(run, group=4, method={"name": "e2po", "noises": 2, "perturb": {"conditions": 2}})
-    assert memory(perturbed)["text encoders"] > 0 and "text encoders" not in parts
+    assert memory(perturbed)["rollout"]["text encoders"] > 0 and "text encoders" not in memory(run)["rollout"]
