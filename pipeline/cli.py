@@ -216,6 +216,58 @@ def status(
 
 
 @app.command()
+def audit(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run, or a variation of one.")],
+    round_: Annotated[
+        int | None, typer.Option("--round", min=1, help="Counted from 1; without it, the last one that is finished.")
+    ] = None,
+    prompt: Annotated[
+        int | None, typer.Option(help="Row id of the prompt that is shown first, with its tree and all its images.")
+    ] = None,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Write the pages, and open no browser.")] = False,
+) -> None:
+    """Write a round as one page of images, rewards, advantages and what the update did with them, and open it.
+
+    The page needs no server and no network. Latents that retention evicted are sampled again first.
+
+    Example:
+
+        granular audit g2rpo --round 3 --prompt 17
+    """
+    from pipeline.audit import audit as write
+    from pipeline.audit import show
+
+    page = write(run, round_, prompt)
+    typer.echo(f"audit: wrote {page} ({page.stat().st_size / 1e6:.1f} MB) and {page.parent / 'index.html'}")
+    if not no_open and not show(page):
+        typer.echo("audit: no browser to open it in")
+
+
+@app.command()
+def explain(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run, or a variation of one.")],
+    round_: Annotated[int, typer.Option("--round", min=1, help="Counted from 1.")],
+    prompt: Annotated[int, typer.Option(help="Row id of the prompt.")],
+    step: Annotated[int, typer.Option(help="The trained step s, counted from noise.")],
+    member: Annotated[int, typer.Option(help="Which sample of the group.")],
+) -> None:
+    """Say how one advantage came about, from the rewards on, and what the update made of it.
+
+    Everything is computed again from the stored rewards; exits with 1 if a stored number does not come out.
+
+    Example:
+
+        granular explain g2rpo --round 3 --prompt 17 --step 0 --member 2
+    """
+    from pipeline.audit import explain as explained
+
+    told = explained(run, round_, prompt, step, member)
+    typer.echo("\n".join(told.lines))
+    if told.wrong:
+        raise GranularError(f"{run} round {round_}: {'; '.join(told.wrong)}.")
+
+
+@app.command()
 def gc(dry: Annotated[bool, typer.Option("--dry", help="Say what would go, and leave it.")] = False) -> None:
     """Free bytes of the round store that no run refers to any more: latents, weights, optimizer states.
 
