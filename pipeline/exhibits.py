@@ -74,9 +74,14 @@ def _images(run: str, round_: int, sheet: Path, folder: Path) -> str:
     return "\n".join(lines)
 
 
+def audit_page(run: str, round_: int, project: Path) -> Path:
+    """Where `granular audit RUN --round N` writes."""
+    return project / "runs" / run / "audit" / f"round-{round_:04d}.html"
+
+
 def audit_link(run: str, round_: int, project: Path) -> str:
     """Where the round's audit page is, or the command that makes it."""
-    page = project / "runs" / run / "audit" / f"{round_:04d}.html"
+    page = audit_page(run, round_, project)
     if page.is_file():
         return f"Audit page: [{page}]({page.resolve().as_uri()})\n"
     return f"Audit page: `granular audit {run} --round {round_}` makes it.\n"

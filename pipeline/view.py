@@ -60,14 +60,15 @@ def shown(run: str, project: Path, log: Path) -> Iterator[Callable[[Event], None
         log: file for what the child prints, Prefect's own troubles included.
     """
     if descriptor := os.environ.pop(EVENTS, None):
-        with os.fdopen(int(descriptor), "w", encoding="utf-8") as pipe:
 
-            def pass_on(event: Event) -> None:
-                with suppress(OSError):  # the flow is gone; the run is not
-                    pipe.write(_line(event))
-                    pipe.flush()
+        def pass_on(event: Event) -> None:
+            with suppress(OSError):  # the flow is gone; the run is not
+                os.write(int(descriptor), _line(event).encode())
 
+        try:
             yield pass_on
+        finally:
+            os.close(int(descriptor))
         return
     if os.environ.get("GRANULAR_PREFECT", "").lower() == "off":
         yield lambda event: None

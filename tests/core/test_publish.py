@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.core.publish import replace_folder, scratch_beside, write_text
+from stages.core.publish import replace_folder, scratch_beside, sweep, write_text
 
 
 def test_work_appears_whole_under_its_name(tmp_path: Path) -> None:
@@ -71,3 +71,31 @@ def test_two_processes_publish_the_same_folder_at_once(tmp_path: Path, monkeypat
     replace_folder(tmp_path / "new", tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["new"]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def left_by(pid: int, name: str, kind: str, host: str = "") -> str:
+    import socket
+
+    return f".{name}.{pid}@{host or socket.gethostname()}-0123abcd.{kind}"
+
+
+def test_a_folder_that_stepped_aside_goes_back_if_its_process_died_between_the_moves(tmp_path: Path) -> None:
+    dead = 2**22 + 1  # above every process number of Linux
+    (tmp_path / left_by(dead, "out", "old")).mkdir()
+    (tmp_path / left_by(dead, "out", "old") / "a").write_text("old")
+    sweep(tmp_path)
+    assert (tmp_path / "out" / "a").read_text() == "old"
+    (tmp_path / left_by(dead, "out", "old")).mkdir()
+    sweep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_the_living_and_other_hosts_hold_and_what_is_not_ours_stays(tmp_path: Path) -> None:
+    import os
+
+    dead = 2**22 + 1
+    kept = [left_by(os.getpid(), "out", "tmp"), left_by(dead, "out", "tmp", "elsewhere"), ".out.tmp", ".git"]
+    for name in (*kept, left_by(dead, "a.json", "tmp")):
+        (tmp_path / name).touch()
+    sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -183,10 +180,11 @@ def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 # --- DVC's graph -------------------------------------------------------------------------------------------------
 
 
-def test_the_flow_sees_dvcs_graph_in_an_order_that_can_run() -> None:
+def test_the_flow_sees_dvcs_graph_in_an_order_that_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pins the one use of DVC's Python API."""
-    from pipeline.flows import graph
+    from pipeline.graph_flows import STUDY, graph
 
+    monkeypatch.chdir(ROOT)
     found = graph([])
     order = list(found)
     assert all(order.index(producer) < order.index(name) for name, producers in found.items() for producer in producers)
@@ -195,84 +193,7 @@ def test_the_flow_sees_dvcs_graph_in_an_order_that_can_run() -> None:
     assert "prompts" in found["embed"] and f"align@{runs[0]}" in found[f"evaluate@{runs[0]}"]
     part = graph(["embed"])
     assert list(part)[-1] == "embed" and "report" not in part and set(part) == {"code", "lab", "prompts", "embed"}
-
-
-# --- with a server -----------------------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subprocess.Popen]]:
-    """A Prefect server on loopback; the last test kills it."""
-    folder = tmp_path_factory.mktemp("prefect")
-    port = free_port()
-    api = f"http://127.0.0.1:{port}/api"
-    argv = [PYTHON, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    log = folder / "server.log"
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("PREFECT_HOME", str(folder)), ("GRANULAR_PREFECT", "on"), ("PREFECT_API_URL", api)):
-            patch.setenv(name, value)
-        with (
-            log.open("w") as lines,
-            child(
-                argv, environment=view.environment(folder), stdout=lines, stderr=subprocess.STDOUT, grace=5
-            ) as process,
-        ):
-            view.wait_until_healthy(api, process, log, limit=300)
-            yield api, process
-
-
-def ask(api: str, path: str) -> list[dict[str, Any]]:
-    request = urllib.request.Request(f"{api}/{path}", b"{}", {"Content-Type": "application/json"}, method="POST")
-    with urllib.request.urlopen(request, timeout=30) as reply:
-        return json.load(reply)
-
-
-def seen(api: str, run: str) -> bool:
-    return any(one["name"] == run for one in ask(api, "flow_runs/filter"))
-
-
-@pytest.mark.prefect
-@pytest.mark.slow
-def test_a_server_shows_one_task_per_stage_and_round_and_what_was_cached(
-    server: tuple[str, subprocess.Popen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    api, _ = server
-    monkeypatch.setattr(view, "GRACE", 300.0)  # a loaded machine needs its time; how long a run waits is tested above
-    with view.shown("toy", tmp_path, tmp_path / "mirror.log") as emit:
-        for event in stages(2, cached=1):
-            emit(event)
-    (run,) = ask(api, "flow_runs/filter")
-    assert (run["name"], run["state_name"]) == ("toy", "Completed")
-    tasks = {one["name"]: one["state_name"] for one in ask(api, "task_runs/filter")}
-    names = ("rollout", "reward.hps", "advantage", "update")
-    assert tasks == {f"round 1 · {name}": "Cached" for name in names} | {
-        f"round 2 · {name}": "Completed" for name in names
-    }
-
-
-@pytest.mark.prefect
-@pytest.mark.slow
-def test_a_server_killed_in_the_middle_costs_the_run_ten_seconds_at_most(
-    server: tuple[str, subprocess.Popen], tmp_path: Path
-) -> None:
-    api, process = server
-    done = 0
-    with view.shown("cut short", tmp_path, tmp_path / "mirror.log") as emit:
-        for number, event in enumerate(stages(5)):
-            emit(event)
-            done += event.kind == "round"
-            if number == 6:
-                deadline = time.monotonic() + 120
-                while not seen(api, "cut short") and time.monotonic() < deadline:
-                    time.sleep(0.5)
-                assert seen(api, "cut short")
-                os.killpg(process.pid, signal.SIGKILL)
-        ended = time.monotonic()
-    assert done == 5
-    assert time.monotonic() - ended < 10
+    # Without targets it is `dvc repro` without targets: the study's graph is its own.
+    assert not [name for name in found if name.startswith("reports/")]
+    studied = graph([STUDY])
+    assert {"embed", "evaluate_base", f"{STUDY}:table"} <= set(studied) and "report" not in studied
