@@ -5,7 +5,7 @@
 #   make study   every method at one budget: reports/methods (under an hour; `make repro` does not run it)
 #   make bench   what the engine and the orchestration cost on this machine, as ratios
 #   make lab     train the shipped lab weights again from their seed (hours), and record them with DVC
-#   make ui      Prefect's pages on this machine
+#   make ui      Prefect's pages on this machine, with every flow on offer and a worker (Ctrl-C ends all)
 #   make lint    ruff
 #   make clean   remove the environment and all scratch; results and the round store stay
 #
