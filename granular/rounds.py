@@ -13,7 +13,9 @@ from stages.core.spec import read_json
 
 if TYPE_CHECKING:
     import pandas as pd
+    import xarray as xr
 
+    from stages.audit.tables import Tables
     from stages.rollout.store import Rollout
 
 
@@ -54,6 +56,34 @@ class Round:
         return _table(self.folder / "transitions.parquet")
 
     @cached_property
+    def images(self) -> pd.DataFrame:
+        """One row per leaf: what every scorer said of it, or why nothing (`stages.audit.tables`)."""
+        return self._audit.images
+
+    @cached_property
+    def members(self) -> pd.DataFrame:
+        """One row per trained transition: advantage with its parts, agreement of strides, and what the update did."""
+        return self._audit.members
+
+    @cached_property
+    def arrays(self) -> xr.Dataset:
+        """The same as arrays with named dimensions: `z` [prompt, s, member, scorer, stride], `advantage` and `ratio`
+        [prompt, s, member], `reward` [prompt, image_s, member, scorer, stride] (image_s: the step an image measures, −1
+        a whole trajectory); NaN where the method has nothing. Of a stride listed twice, the first.
+
+        Raises:
+            GranularError: xarray is not installed.
+        """
+        return _arrays(self.images, self.members)
+
+    @cached_property
+    def _audit(self) -> Tables:
+        from stages.audit.read import read_round
+        from stages.audit.tables import tables
+
+        return tables(read_round(self.run, self.number, self.folder, self.folder.parents[3]))
+
+    @cached_property
     def update(self) -> Mapping[str, Any]:
         """Loss, ratio and gradient figures per optimizer step and in all."""
         return read_json(self.folder / "update.json")
@@ -77,6 +107,30 @@ def load_round(run: str, number: int, project: Path | str = ".") -> Round:
             raise GranularError(f"{run}: no finished round under {rounds.parent.parent}; {nearest(run, known)}")
         raise GranularError(f"{run}: round {number} is not finished; there are rounds {done[0]} to {done[-1]}.")
     return Round(run, number, folder, read_json(folder / "manifest.json"))
+
+
+def _arrays(images: pd.DataFrame, members: pd.DataFrame) -> xr.Dataset:
+    """See `Round.arrays`."""
+    import pandas as pd
+
+    try:
+        import xarray as xr
+    except ImportError:
+        raise GranularError("arrays with named dimensions need xarray; install it with `pip install xarray`.") from None
+    keys = ["prompt", "s", "member"]
+    of_members = members.drop_duplicates(keys).set_index(keys)
+    parts = of_members[[name for name in of_members if name.startswith("z.") and "#" not in name]]
+    split = [name[2:].rpartition(".") for name in parts]
+    names = pd.MultiIndex.from_tuples([(one[0], int(one[2])) for one in split], names=["scorer", "stride"])
+    found = {name: of_members[name].to_xarray() for name in ("advantage", "ratio") if name in of_members}
+    if len(names):
+        found["z"] = parts.set_axis(names, axis=1).stack(["scorer", "stride"], future_stack=True).to_xarray()
+    first = images[images["occurrence"] == 0].rename(columns={"s": "image_s"})
+    first = first.set_index(["prompt", "image_s", "member", "stride"])
+    values = first[[name for name in first if name.startswith("reward.")]]
+    values = values.rename(columns=lambda name: name.partition(".")[2]).rename_axis("scorer", axis=1)
+    found["reward"] = values.stack(future_stack=True).to_xarray()
+    return xr.merge(list({name: one.rename(name) for name, one in found.items()}.values()), join="outer")
 
 
 def _table(path: Path) -> pd.DataFrame:

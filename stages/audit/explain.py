@@ -283,9 +283,10 @@ def _gradient(told: Explanation, stored: StoredRound, method: Method, row: dict,
         verdict = told.check("the gradient's norm", norm, row["velocity_grad_norm"], CLOSE32, 0.0)
         told.say(f"  closed form w·|A|·ρ·|κ|/std·√((mean ε² − 2·log ρ)/D) = {_number(norm)}; {verdict}.")
     parent = _siblings(stored, row)
+    against = " (it pulls against the sum)" if row["share"] < 0 else ""
     told.say(
         f"Of the gradient of its state, the sum over {len(parent)} transition{'s' if len(parent) != 1 else ''} that "
-        f"leave it, its share is {row['share']:.1%}{' (it pulls against the sum)' if row['share'] < 0 else ''}; these shares add "
+        f"leave it, its share is {row['share']:.1%}{against}; these shares add "
         f"up to {parent['share'].sum():.1%}."
     )
     cut = stored.max_grad_norm / step["grad_norm"] if step["grad_norm"] > stored.max_grad_norm else 1.0
