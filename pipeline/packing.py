@@ -2,7 +2,7 @@
 
 The round store lies outside every DVC output, because DVC deletes outputs before it runs a command; so a run's part of
 it is laid out again, in the store's own structure `<stage>/<fingerprint>/`, as an output of the graph in
-`data/rounds/dvc.yaml`. What retention has evicted is not there; tables and manifests always are.
+`rounds/dvc.yaml`. What retention has evicted is not there; tables and manifests always are.
 """
 
 from __future__ import annotations
