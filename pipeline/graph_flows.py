@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Any
+from typing import Any, Literal
 
 from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -19,8 +19,10 @@ from pipeline.children import run_command
 from pipeline.forms import device
 from pipeline.gpus import reserved
 from pipeline.healing import HEALING
+from pipeline.studies import METHODS, NAMES
 
 STUDY = "reports/methods/dvc.yaml"
+StudyName: Any = Literal[(METHODS, *NAMES)]
 
 
 @task(task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False, **HEALING)
@@ -37,10 +39,10 @@ def dvc_stage(name: str, force: bool = False) -> State:
     return Completed(name="Cached" if restored else "Skipped", message="restored" if restored else "up to date")
 
 
-@task(task_run_name="evaluate {name}", cache_policy=NO_CACHE, persist_result=False, **HEALING)
-def evaluate_alone(name: str) -> State:
-    """`granular evaluate NAME`, for a policy that the graph does not know (a variation)."""
-    code, output = _logged([sys.executable, "-m", "pipeline.cli", "evaluate", name], "evaluate")
+@task(task_run_name="{command} {name}", cache_policy=NO_CACHE, persist_result=False, **HEALING)
+def command(command: str, name: str) -> State:
+    """`granular COMMAND NAME`, for what DVC's graph does not know; it finds in the store what was done before."""
+    code, output = _logged([sys.executable, "-m", "pipeline.cli", command, name], "evaluate")
     return Completed() if code == 0 else Failed(message=f"{_last_line(output)} (exited with {code})")
 
 
@@ -66,9 +68,15 @@ def repro(targets: list[str] = [], force: bool = False) -> State:  # noqa: B006 
 
 
 @flow(name="study", persist_result=False)
-def study() -> State:
-    """Every method at one budget: the graph of reports/methods/dvc.yaml with what it needs."""
-    return _graph_of([STUDY], False)
+def study(name: StudyName = METHODS) -> State:
+    """Answer a question about methods on the lab.
+
+    Args:
+        name: `methods` compares every method at one budget, as `make study` does; `granular study` lists the others.
+    """
+    if name == METHODS:
+        return _graph_of([STUDY], False)
+    return command("study", name, return_state=True)
 
 
 @flow(name="report", persist_result=False)
@@ -100,7 +108,7 @@ def evaluate(policies: list[str] = []) -> State:  # noqa: B006  the form's defau
             place = "" if name in params.runs else f"{STUDY}:"
             states.append(dvc_stage(f"{place}evaluate@{name}", return_state=True))
         else:
-            states.append(evaluate_alone(name, return_state=True))
+            states.append(command("evaluate", name, return_state=True))
     # One policy that cannot be evaluated does not keep the others from it.
     failed = [state for state in states if not state.is_completed()]
     if failed:
