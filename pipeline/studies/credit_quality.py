@@ -9,6 +9,7 @@ import pandas as pd
 
 from pipeline.plan import RunPlan
 from pipeline.studies.base import Answer, Arm, Results, Size, Study
+from stages.advantage.compare import spearman
 from stages.report.statistics import Interval
 from stages.study import pictures
 from stages.study.conclusion import Comparison
@@ -44,10 +45,7 @@ def answer(results: Results) -> Answer:
         units = ours["seed"].astype(str) + "/" + ours["prompt"].astype(str)
         columns = ours["advantage"].to_numpy(), ours["effect"].to_numpy()
         agreements[arm.key] = rank_agreement(units, *columns)
-        seeds[arm.key] = [
-            rank_agreement(units.loc[one.index], *(column[one.index] for column in columns))[0].mean
-            for _, one in ours.groupby("seed")
-        ]
+        seeds[arm.key] = [spearman(*(column[one.index] for column in columns)) for _, one in ours.groupby("seed")]
         interval = agreements[arm.key][0]
         rows.append(
             {"arm": arm.label, "steps": len(ours), MEASURE: interval.mean, "low": interval.low, "high": interval.high}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,9 @@ def likeness(before: np.ndarray, after: np.ndarray, limit: float) -> Likeness:
 
 def spearman(one: np.ndarray, two: np.ndarray) -> float:
     """Spearman's rank correlation with mean ranks for ties; NaN where either does not vary."""
-    ranks = [pd.Series(values).rank().to_numpy() for values in (one, two)]
+    from scipy.stats import rankdata
+
+    ranks = [rankdata(values) for values in (one, two)]
     centred = [values - values.mean() for values in ranks]
     scale = float(np.sqrt((centred[0] ** 2).sum() * (centred[1] ** 2).sum()))
     return float((centred[0] * centred[1]).sum()) / scale if scale else float("nan")
