@@ -24,7 +24,7 @@ from stages.core.errors import GranularError
 from stages.core.progress import say
 
 POOL = "granular"  # the work pool of prefect.yaml
-STARTUP = 120.0  # seconds a server may take: a slow disk needs them for the first migration
+STARTUP = 300.0  # seconds a server may take: a slow disk or a busy machine needs them for the first migration
 HERE = ("127.0.0.1", "localhost", "::1")
 
 
@@ -45,12 +45,12 @@ def serve(port: int, project: Path) -> None:
             port = _own_port(named, port)
             api = f"http://127.0.0.1:{port}/api"
             argv = ["server", "start", "--host", "127.0.0.1", "--port", str(port)]
-            server = stack.enter_context(_prefect(argv, settings, project, logs / "server.log", grace=10))
+            server = _prefect(stack, argv, settings, project, logs / "server.log", grace=10)
             wait_until_healthy(api, server, logs / "server.log")
         settings["PREFECT_API_URL"] = api
         deploy(settings, project, logs / "deploy.log")
         argv = ["worker", "start", "--pool", POOL, "--type", "process", "--name", socket.gethostname()]
-        worker = stack.enter_context(_prefect(argv, settings, project, logs / "worker.log", grace=30))
+        worker = _prefect(stack, argv, settings, project, logs / "worker.log", grace=30)
         say(f"Prefect's pages: {api.removesuffix('/api')}   (server and worker write to {logs}/*.log)")
         say("Deployments → align → Run trains a run. Runs started in a shell are shown there as well, after")
         say(f"  export PREFECT_API_URL={api}")
@@ -80,10 +80,14 @@ def _own_port(named: str, port: int) -> int:
     return port
 
 
-def _prefect(argv: list[str], settings: dict[str, str], project: Path, log: Path, grace: float):  # type: ignore[no-untyped-def]
-    lines = log.open("w", encoding="utf-8")
+def _prefect(
+    stack: ExitStack, argv: list[str], settings: dict[str, str], project: Path, log: Path, grace: float
+) -> subprocess.Popen:
+    """A Prefect command as a child that ends with the stack; what it says goes to a file."""
+    lines = stack.enter_context(log.open("w", encoding="utf-8"))
     options = {"stdin": subprocess.DEVNULL, "stdout": lines, "stderr": subprocess.STDOUT}
-    return child([sys.executable, "-m", "prefect", *argv], environment=settings, cwd=project, grace=grace, **options)
+    command = [sys.executable, "-m", "prefect", *argv]
+    return stack.enter_context(child(command, environment=settings, cwd=project, grace=grace, **options))
 
 
 def deploy(settings: dict[str, str], project: Path, log: Path) -> None:
