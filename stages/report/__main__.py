@@ -21,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--params", type=Path, default=Path("params.yaml"))
     parser.add_argument("--evaluations", type=Path, default=Path("data/evaluations"))
     parser.add_argument("--runs", type=Path, default=Path("data/runs"))
+    parser.add_argument("--times", type=Path, default=Path("data/times"))
     parser.add_argument("--reference", type=Path, default=Path("data/reference"))
     parser.add_argument("--out", type=Path, default=Path("reports"))
     arguments = parser.parse_args(argv)
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         params = read_yaml(arguments.params)
         spec = build(ReportSpec, params.get("report") or {}, "report")
         spec = replace(spec, runs=spec.runs or tuple(params.get("runs") or ()))
-        inputs = {name: getattr(arguments, name) for name in ("evaluations", "runs", "reference")}
+        inputs = {name: getattr(arguments, name) for name in ("evaluations", "runs", "times", "reference")}
         arguments.out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".report-", dir=arguments.out) as scratch:
             run(inputs, spec, None, Path(scratch))

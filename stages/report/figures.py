@@ -1,171 +1,150 @@
-"""Figures of the report. One ink colour and one colour per policy, so that the page can recolour ink for dark mode.
-
-Colours are Okabe-Ito's, and every policy has its own line style or marker too. Captions say how many and which.
-"""
+"""Figures of the report: curves and points with intervals. Captions say how many and which."""
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 
-from stages.evaluate.sheet import INK, contact_sheet, png_bytes, thumbnail
-from stages.report.reader import Evaluation, Results
-from stages.report.statistics import Bootstrap
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
-MARKERS = ("o", "s", "^", "D", "v", "P")
-GREY = "#8a8a90"
-DPI = 110
-PALETTE = 256
-SHOWN_PROMPTS = 8
+from stages.report.canvas import GREY, Picture, canvas, finish, label, legend, look, thousands
+from stages.report.images import background, before_after
+from stages.report.reader import Results, Run
+from stages.report.statistics import Bootstrap, paired
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A drawn figure: PNG bytes for files and README, SVG text for the page (None for photographs)."""
-
-    name: str
-    title: str
-    caption: str
-    png: bytes
-    svg: str | None
-
-    def write(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{self.name}.png").write_bytes(self.png)
+def names(words: Iterable[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    listed = list(words)
+    return listed[0] if len(listed) == 1 else f"{', '.join(listed[:-1])} and {listed[-1]}" if listed else "none"
 
 
-def look(results: Results) -> dict[str, dict[str, object]]:
-    """Policy → colour, line style and marker; the base is grey."""
-    looks: dict[str, dict[str, object]] = {results.base.name: {"color": GREY, "linestyle": "-", "marker": "x"}}
-    for i, name in enumerate(results.runs):
-        looks[name] = {
-            "color": COLOURS[i % len(COLOURS)],
-            "linestyle": STYLES[i % len(STYLES)],
-            "marker": MARKERS[i % len(MARKERS)],
-        }
-    return looks
+def measured(results: Results, run: str, scorer: str) -> pd.DataFrame:
+    """[prompts, rounds] change of a validation reward since the run's start, averaged over noises."""
+    rows = results.runs[run].validation
+    rows = rows[rows["scorer"] == scorer].dropna(subset=["value"])
+    table = rows.pivot_table(index=["prompt", "noise"], columns="round", values="value").dropna()
+    return table if table.empty else table.sub(table[table.columns[0]], axis=0).groupby("prompt").mean()
 
 
-def canvas(rows: int, columns: int, width: float, height: float, **options: object) -> tuple[Figure, np.ndarray]:
-    """Axes without a box, drawn without a global state; [rows, columns] of them."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
-    axes = figure.subplots(rows, columns, squeeze=False, **options)
-    for axis in axes.flat:
-        axis.set_facecolor("none")
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.spines[["left", "bottom"]].set_color(INK)
-        axis.tick_params(colors=INK, labelsize=8)
-        axis.grid(axis="y", color=GREY, alpha=0.25, linewidth=0.6)
-        axis.set_axisbelow(True)
-    return figure, axes
-
-
-def label(axis: Axes, title: str = "", x: str = "", y: str = "") -> None:
-    """Title at the left, axis labels, all in ink."""
-    axis.set_title(title, loc="left", fontsize=9.5, color=INK)
-    axis.set_xlabel(x, fontsize=8.5, color=INK)
-    axis.set_ylabel(y, fontsize=8.5, color=INK)
-
-
-def finish(figure: Figure, name: str, title: str, caption: str) -> Picture:
-    """Draw it: bytes depend on the numbers and on the version of matplotlib, not on the day or the machine's name."""
-    import matplotlib
-
-    png, svg = io.BytesIO(), io.StringIO()
-    figure.savefig(png, format="png", dpi=DPI, metadata={"Software": None})
-    # The layout just computed serves both.
-    figure.set_layout_engine("none")
-    figure.set_facecolor("none")
-    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
-        figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
-    text = svg.getvalue()
-    text = text[text.index("<svg") :].replace(INK, "currentColor")
-    # Every figure numbers its parts from 1, and they stand on one page.
-    text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", text)
-    return Picture(name, title, caption, _palette(png), text)
-
-
-def _palette(png: io.BytesIO) -> bytes:
-    """The same picture with a palette: a third of the bytes, since reports are kept in git."""
-    from PIL import Image
-
-    with Image.open(png) as image:
-        return png_bytes(image, PALETTE)
-
-
-def legend(figure: Figure, axis: Axes) -> None:
-    """One legend over all panels."""
-    handles, labels = axis.get_legend_handles_labels()
-    if handles:
-        figure.legend(
-            handles, labels, loc="outside upper left", ncols=min(len(labels), 6), frameon=False, fontsize=8.5,
-            labelcolor=INK, handlelength=2.6,
-        )  # fmt: skip
-
-
-def _thousands(axis: Axes) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    axis.xaxis.set_major_locator(MaxNLocator(4))
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1000:g}k" if value else "0"))
+def validated(results: Results) -> list[str]:
+    """Scorers that some run validated by."""
+    seen = {name for run in results.runs.values() for name in run.validation["scorer"].unique()}
+    return [name for name in results.scorers if name in seen]
 
 
 def validation(results: Results, bootstrap: Bootstrap) -> Picture:
     """Change of each validation reward against what was spent, one panel per scorer, trained ones first."""
-    seen = {name for run in results.runs.values() for name in run.validation["scorer"].unique()}
-    scorers = [name for name in results.scorers if name in seen]
-    looks = look(results)
-    figure, axes = canvas(1, len(scorers), max(2.75 * len(scorers), 4), 3.0)
-    counts = set()
-    for axis, scorer in zip(axes[0], scorers):
-        axis.axhline(0, color=GREY, linewidth=0.9)
-        for name, run in results.runs.items():
-            rows = run.validation[run.validation["scorer"] == scorer].dropna(subset=["value"])
-            table = rows.pivot_table(index=["prompt", "noise"], columns="round", values="value").dropna()
-            if table.empty:
-                continue
-            by_prompt = table.sub(table[table.columns[0]], axis=0).groupby("prompt").mean()
-            counts.add((len(by_prompt), len(table)))
-            mean, low, high = bootstrap.bands(by_prompt.to_numpy())
-            x = _spent(run.rounds, table.columns)
-            style = looks[name]
-            axis.plot(x, mean, color=style["color"], linestyle=style["linestyle"], linewidth=1.6, label=name)
-            axis.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
-        label(
-            axis,
-            f"{scorer} ({results.use(scorer)})",
-            "equivalents spent",
-            "change since the start" if axis is axes[0][0] else "",
-        )
-        _thousands(axis)
-    legend(figure, axes[0][0])
-    size = " or ".join(f"{prompts} prompts × {rows // prompts} noises" for prompts, rows in sorted(counts))
-    return finish(
-        figure, "validation", "Validation reward against compute",
-        f"Mean change since the start of each run on {size} of the validation split, one panel per scorer. Band: 95 % "
-        "interval, bootstrap over prompts. Rewards that rise on the left (trained) and fall on the right (not trained) "
-        "are being hacked. Equivalents: model evaluations, a gradient evaluation counting three.",
+    spent = {name: _equivalents(run) for name, run in results.runs.items()}
+    return _curves(
+        results, bootstrap, spent, "equivalents spent", "validation", "Validation reward against model evaluations",
+        "Rewards that rise on the left (trained) and fall on the right (not trained) are being hacked. Equivalents: "
+        "model evaluations, a gradient evaluation counting three.",
     )  # fmt: skip
 
 
-def _spent(rounds, wanted: Sequence[int]) -> np.ndarray:  # type: ignore[no-untyped-def]
-    """Cumulative equivalents at the end of each wanted round; round 0 is the start."""
-    spent = rounds.set_index("round")["equivalents_total"]
-    return np.asarray([float(spent[r]) if r in spent.index else 0.0 for r in wanted])
+def wall_time(results: Results, bootstrap: Bootstrap) -> Picture | None:
+    """The same against time; None where no run's time was measured."""
+    spent = {name: run.minutes for name, run in results.runs.items() if run.minutes is not None}
+    if not spent:
+        return None
+    return _curves(
+        results, bootstrap, spent, "minutes", "wall_time", "Validation reward against wall time",
+        "Minutes: all stages of all rounds, on the machine that computed them; validations are not counted.",
+    )  # fmt: skip
+
+
+def _equivalents(run: Run) -> pd.Series:
+    return run.rounds.set_index("round")["equivalents_total"]
+
+
+def _curves(
+    results: Results,
+    bootstrap: Bootstrap,
+    spent: Mapping[str, pd.Series],
+    unit: str,
+    name: str,
+    title: str,
+    reading: str,
+) -> Picture:
+    """spent: run → what had been spent at the end of each round; round 0 is the start."""
+    scorers, looks, counts = validated(results), look(results), set()
+    figure, axes = canvas(1, len(scorers), max(2.75 * len(scorers), 4), 3.0)
+    for axis, scorer in zip(axes[0], scorers):
+        axis.axhline(0, color=GREY, linewidth=0.9)
+        for run, total in spent.items():
+            by_prompt = measured(results, run, scorer)
+            if by_prompt.empty:
+                continue
+            rows = results.runs[run].validation.query("scorer == @scorer and round == @by_prompt.columns[-1]")
+            counts.add((len(by_prompt), len(rows)))
+            mean, low, high = bootstrap.bands(by_prompt.to_numpy())
+            x = [float(total[r]) if r in total.index else 0.0 for r in by_prompt.columns]
+            style = looks[run]
+            axis.plot(x, mean, color=style["color"], linestyle=style["linestyle"], linewidth=1.6, label=run)
+            axis.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
+        first = axis is axes[0][0]
+        label(axis, f"{scorer} ({results.use(scorer)})", unit, "change since the start" if first else "")
+        if unit != "minutes":
+            thousands(axis)
+    legend(figure, axes[0][0])
+    size = " or ".join(f"{prompts} prompts × {rows // prompts} noises" for prompts, rows in sorted(counts))
+    return finish(
+        figure, name, title,
+        f"Mean change since the start of {names(spent)} on {size} of the validation split, one panel per scorer. Band: "
+        f"95 % interval, bootstrap over prompts. {reading}",
+    )  # fmt: skip
+
+
+def hacking(results: Results, bootstrap: Bootstrap) -> Picture | None:
+    """Trained rewards against the others, in standard deviations of the base's images; None where one side is empty."""
+    trained = [name for name in results.scorers if results.use(name) == "trained"]
+    others = [name for name in results.scorers if results.use(name) == "not trained"]
+    if not (trained and others and results.runs):
+        return None
+    looks = look(results)
+    figure, axes = canvas(1, 1, 5.6, 4.2)
+    axis = axes[0][0]
+    scale = {name: float(results.base.of(name)["value"].std(ddof=0)) or 1.0 for name in results.scorers}
+    axis.axhline(0, color=GREY, linewidth=0.9)
+    axis.axvline(0, color=GREY, linewidth=0.9)
+    for policy in results.evaluations:
+        found = {name: paired(policy.of(name), results.base.of(name)) / scale[name] for name in (*trained, *others)}
+        style = looks[policy.name]
+        x, y = (
+            bootstrap.interval(sum(found[name] for name in side).dropna() / len(side)) for side in (trained, others)
+        )  # type: ignore[union-attr]
+        path = [_path(results, policy.name, side, scale) for side in (trained, others)]
+        if all(len(one) for one in path):
+            axis.plot(path[0], path[1], color=style["color"], linestyle=style["linestyle"], linewidth=1.0, alpha=0.55)
+        axis.plot([x.low, x.high], [y.mean, y.mean], color=style["color"], linewidth=1.4)
+        axis.plot([x.mean, x.mean], [y.low, y.high], color=style["color"], linewidth=1.4)
+        axis.plot(
+            [x.mean],
+            [y.mean],
+            color=style["color"],
+            marker=style["marker"],
+            markersize=7,
+            label=policy.name,
+            linestyle="none",
+        )
+    axis.grid(axis="x", color=GREY, alpha=0.25, linewidth=0.6)
+    label(axis, "", f"trained rewards: {names(trained)}", f"not trained: {names(others)}")
+    legend(figure, axis)
+    summary = results.base.summary
+    return finish(
+        figure, "hacking", "Trained against untrained rewards",
+        f"Change against the base of {names(results.runs)}, in standard deviations of the base's images, averaged over "
+        f"the trained rewards (across) and over those no run was trained on (up). Marker: {len(summary['prompts'])} "
+        f"held-out prompts × {summary['noises']} noises, with 95 % intervals over prompts; line: the validation split "
+        "during training. To the right and down is reward hacking.",
+    )  # fmt: skip
+
+
+def _path(results: Results, run: str, scorers: Sequence[str], scale: Mapping[str, float]) -> list[float]:
+    """Mean change of some scorers at every validation of a run."""
+    curves = [measured(results, run, name).mean() / scale[name] for name in scorers]
+    return [] if any(curve.empty for curve in curves) else (sum(curves) / len(curves)).tolist()  # type: ignore[union-attr]
 
 
 def training(results: Results) -> Picture:
@@ -183,7 +162,7 @@ def training(results: Results) -> Picture:
             axis.plot(x, y, color=style["color"], alpha=0.25, linewidth=0.8)
             axis.plot(x, smooth(y), color=style["color"], linestyle=style["linestyle"], linewidth=1.6, label=name)
         label(axis, scorer, "equivalents spent", "mean reward of a round" if axis is axes[0][0] else "")
-        _thousands(axis)
+        thousands(axis)
     legend(figure, axes[0][0])
     rounds = ", ".join(f"{name} {len(run.rounds)}" for name, run in results.runs.items())
     return finish(
@@ -205,100 +184,41 @@ def smooth(values: np.ndarray, window: int = 9) -> np.ndarray:
 
 
 def advantages(results: Results) -> Picture:
-    """How far advantages spread at each trained step, and how many are exactly 0."""
+    """What choosing the better branch was worth at each trained step, how far advantages spread, how many are 0."""
     looks = look(results)
-    figure, axes = canvas(1, 2, 7.4, 2.8)
-    for name, run in results.runs.items():
-        table, style = run.advantages, looks[name]
-        options = {
-            "color": style["color"],
-            "linestyle": style["linestyle"],
-            "marker": style["marker"],
-            "markersize": 4.5,
-        }
-        axes[0][0].plot(table["s"], table["std"], linewidth=1.4, label=name, **options)
-        axes[0][1].plot(table["s"], 100 * table["zero"], linewidth=1.4, **options)
-    label(axes[0][0], "spread (standard deviation)", "trained step s (0 = pure noise)", "advantage")
-    label(axes[0][1], "exactly 0", "trained step s (0 = pure noise)", "% of transitions")
-    for axis in axes[0]:
+    panels = [
+        ("gain", "gain", "standard deviations of the reward"),
+        ("std", "spread of the advantage", "standard deviation"),
+        ("zero", "advantage exactly 0", "% of transitions"),
+    ]
+    known = [one for one in panels if any(run.advantages[one[0]].notna().any() for run in results.runs.values())]
+    figure, axes = canvas(1, len(known), 3.4 * len(known), 2.8)
+    for axis, (column, title, unit) in zip(axes[0], known):
+        for name, run in results.runs.items():
+            style = looks[name]
+            axis.plot(
+                run.advantages["s"], run.advantages[column] * (100 if column == "zero" else 1),
+                linewidth=1.4, markersize=4.5, label=name, **style,
+            )  # fmt: skip
+        label(axis, title, "trained step s (0 = pure noise)", unit)
         axis.set_ylim(0, 1.08 * max(axis.get_ylim()[1], 1e-9))
         axis.xaxis.get_major_locator().set_params(integer=True)
     legend(figure, axes[0][0])
     total = ", ".join(f"{name} {int(run.advantages['count'].sum()):,}" for name, run in results.runs.items())
     return finish(
-        figure, "advantages", "Advantages by trained step",
-        f"All trained transitions of all rounds ({total}). Left: standard deviation of the advantage, clipped as used. "
-        "Right: share that is exactly 0 (constant groups).",
+        figure, "advantages", "Gain and advantage by trained step",
+        f"All trained transitions of all rounds ({total}). Gain: mean reward behind positive advantages minus that "
+        "behind negative ones, each scorer in standard deviations of a round's images: what the choice at that step "
+        "was worth. Spread: of the advantage, clipped as used. Exactly 0: constant groups.",
     )  # fmt: skip
-
-
-def border_distance(policy: Evaluation) -> np.ndarray:
-    """[prompts] mean over noises and border pixels of |brightness − 0.5|, brightness in [0, 1]."""
-    height, width = policy.images.shape[2:4]
-    edge = max(1, min(height, width) // 32)
-    brightness = policy.images.astype(np.float32).mean(-1) / 255
-    border = np.ones((height, width), bool)
-    border[edge:-edge, edge:-edge] = False
-    return np.abs(brightness[..., border] - 0.5).mean((1, 2)).astype(np.float64)
-
-
-def background(results: Results, bootstrap: Bootstrap) -> Picture:
-    """Whether backgrounds drift from mid-grey: a cheap way to please a scorer that no prompt asks for."""
-    looks = look(results)
-    figure, axes = canvas(1, 2, 7.4, 0.9 + 0.36 * len(results.policies), sharey=True)
-    base = border_distance(results.base)
-    for row, policy in enumerate(results.policies):
-        values = border_distance(policy)
-        style = looks[policy.name]
-        for axis, shown in ((axes[0][0], values), (axes[0][1], values - base)):
-            if axis is axes[0][1] and policy is results.base:
-                continue
-            interval = bootstrap.interval(shown)
-            axis.plot([interval.low, interval.high], [row, row], color=style["color"], linewidth=1.8)
-            axis.plot([interval.mean], [row], color=style["color"], marker=style["marker"], markersize=6)
-    axes[0][1].axvline(0, color=GREY, linewidth=0.9)
-    axes[0][0].set_yticks(range(len(results.policies)), [policy.name for policy in results.policies])
-    axes[0][0].set_ylim(len(results.policies) - 0.5, -0.5)
-    label(axes[0][0], "distance from mid-grey", "mean |brightness − 0.5| of border pixels")
-    label(axes[0][1], "difference to the base", "paired, same prompts and noise")
-    for axis in axes[0]:
-        axis.grid(axis="y", visible=False)
-        axis.grid(axis="x", color=GREY, alpha=0.25, linewidth=0.6)
-    prompts, noises = results.base.images.shape[:2]
-    return finish(
-        figure, "background", "Background brightness",
-        f"Border pixels of the {prompts * noises} images kept of each policy ({prompts} prompts × {noises} noises). "
-        "Line: 95 % interval, bootstrap over prompts. No prompt asks for a background, so a run that moves it may be "
-        "earning reward with it.",
-    )  # fmt: skip
-
-
-def shown_rows(results: Results) -> list[int]:
-    """Which kept prompts the before/after figure shows: evenly spread, chosen before looking."""
-    count = len(results.base.prompt)
-    shown = min(count, SHOWN_PROMPTS)
-    return [i * count // shown for i in range(shown)]
-
-
-def before_after(results: Results) -> Picture:
-    """The same prompts from the same initial noise under every policy."""
-    rows, policies = shown_rows(results), results.policies
-    tiles = [[thumbnail(policy.images[row, 0], largest=128) for policy in policies] for row in rows]
-    caption = (
-        f"{len(rows)} of the {len(results.base.prompt)} prompts kept, evenly spread and chosen before looking; every "
-        "row starts from one initial noise (the first), so differences come from training alone."
-    )
-    texts = [str(results.base.text[row]) for row in rows]
-    photographs = max(results.base.images.shape[2:4]) > 96
-    png = contact_sheet(tiles, texts, [policy.name for policy in policies], PALETTE if photographs else None)
-    return Picture("before_after", "Before and after, same noise", caption, png, None)
 
 
 def draw_all(results: Results, bootstrap: Bootstrap) -> list[Picture]:
     """Every figure that there is something for, in the order of the page."""
-    pictures = [before_after(results), background(results, bootstrap)]
-    if any(len(run.validation) for run in results.runs.values()):
-        pictures.insert(0, validation(results, bootstrap))
+    pictures: list[Picture | None] = []
+    if validated(results):
+        pictures += [validation(results, bootstrap), wall_time(results, bootstrap)]
+    pictures += [hacking(results, bootstrap), before_after(results), background(results, bootstrap)]
     if results.runs:
         pictures += [training(results), advantages(results)]
-    return pictures
+    return [picture for picture in pictures if picture is not None]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stages.report.figures import border_distance
+from stages.report.figures import names
+from stages.report.images import border_distance
 from stages.report.reader import Results
+from stages.report.scores import Score, costs, joint, oracle
 from stages.report.statistics import Bootstrap, Interval, paired, per_prompt
-from stages.report.tables import Score, costs, joint, oracle, signed
+from stages.report.table import signed
 
 # Budgets are counted in whole rounds, so equal compute is equal up to about one round.
 EQUAL_COMPUTE = 1.05
@@ -20,12 +22,6 @@ class Finding:
 
     text: str
     tone: str
-
-
-def names(words: Iterable[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    listed = list(words)
-    return listed[0] if len(listed) == 1 else f"{', '.join(listed[:-1])} and {listed[-1]}" if listed else "none"
 
 
 def headline(results: Results, found: Mapping[tuple[str, str], Score]) -> str:

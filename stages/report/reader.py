@@ -1,4 +1,4 @@
-"""Everything the report knows, read from files: `data/evaluations/*` and `data/runs/*`."""
+"""Everything the report knows, read from files: `data/evaluations/*`, `data/runs/*` and `data/times/*`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ import pandas as pd
 
 from stages.core.errors import GranularError
 from stages.core.spec import read_json
+from stages.report.credit import by_step
 
 BASE = "base"
 # Evaluations that differ in any of these did not measure the same thing and are never compared.
-COMPARABLE = (*("seed", "prompts", "noises", "steps", "shift", "family", "model_time", "guidance", "height", "width"),)
+COMPARABLE = (
+    *("seed", "prompts", "noises", "steps", "shift", "family", "model_time", "guidance", "height", "width"),
+    *("more_steps", "more_noises"),
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,7 @@ class Evaluation:
     rewards: prompt, noise, tag, scorer, value, status, reason and `sub.*`, one row per image and scorer.
     prompt [I], text [I], noise [N], images uint8 [I, N, H, W, 3]: the images kept for people.
     summary: what was evaluated and how (see `stages.evaluate`).
+    steps: the columns of `rewards` behind a column `steps`, at other numbers of steps; None where there are none.
     """
 
     name: str
@@ -33,6 +38,19 @@ class Evaluation:
     text: np.ndarray
     images: np.ndarray
     summary: dict[str, Any]
+    steps: pd.DataFrame | None = None
+
+    @property
+    def weights(self) -> str:
+        """The first letters of the digest of the evaluated weights."""
+        return str(self.summary["policy"]["digest"]).rpartition(":")[2][:8]
+
+    def at(self, count: int) -> pd.DataFrame:
+        """The rewards at a number of steps, on the noises that every number of steps has."""
+        if count == self.summary["steps"]:
+            return self.rewards[self.rewards["noise"] < self.summary["more_noises"]]
+        assert self.steps is not None
+        return self.steps[self.steps["steps"] == count]
 
     def of(self, scorer: str) -> pd.DataFrame:
         """The rows of one scorer."""
@@ -41,13 +59,25 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Run:
-    """One training run: run.json, rounds.parquet, validation.parquet, and spread and zeros of its advantages."""
+    """One training run: run.json, rounds.parquet, validation.parquet, and its advantages by trained step.
+
+    advantages: s, count, std and zero (share that is exactly 0) of the advantage, and `gain`: the mean reward behind
+        positive advantages minus that behind negative ones, in standard deviations of a round's rewards, averaged over
+        scorers and rounds (NaN where the run's rewards do not say where they branched off).
+    times: round, stage, seconds; None where nobody measured them.
+    """
 
     name: str
     info: dict[str, Any]
     rounds: pd.DataFrame
     validation: pd.DataFrame
     advantages: pd.DataFrame
+    times: pd.DataFrame | None = None
+
+    @property
+    def minutes(self) -> pd.Series | None:
+        """Minutes since the start at the end of each round (index: round)."""
+        return None if self.times is None else self.times.groupby("round")["seconds"].sum().cumsum() / 60
 
     @property
     def trained(self) -> frozenset[str]:
@@ -92,10 +122,12 @@ class Results:
         )
 
 
-def read(evaluations: Path, runs: Path, names: Sequence[str] = (), base: Path | None = None) -> Results:
+def read(
+    evaluations: Path, runs: Path, names: Sequence[str] = (), base: Path | None = None, times: Path | None = None
+) -> Results:
     """Read the results of the named runs, in their order; of all runs there are, where none is named.
 
-    base: the base policy's evaluation, where it lies apart from the others.
+    base: the base policy's evaluation, where it lies apart from the others. times: how long runs took, a file each.
 
     Raises:
         GranularError: one sentence naming what to run, where an evaluation or a run is missing; or which setting
@@ -115,18 +147,19 @@ def read(evaluations: Path, runs: Path, names: Sequence[str] = (), base: Path | 
             + " and ".join(f"`granular evaluate {name}`" for name in missing)
             + "."
         )
-    start = _evaluation(base)
-    others = tuple(_evaluation(evaluations / name) for name in trained)
+    start = read_evaluation(base)
+    others = tuple(read_evaluation(evaluations / name) for name in trained)
     for other in others:
-        _comparable(evaluations, start, other)
-    return Results(start, others, {name: _run(runs / name) for name in trained})
+        comparable(evaluations, start, other)
+    return Results(start, others, {name: read_run(runs / name, times) for name in trained})
 
 
 def _folders(root: Path, marker: str) -> list[str]:
     return sorted(path.parent.name for path in root.glob(f"*/{marker}") if not path.parent.name.startswith("."))
 
 
-def _evaluation(folder: Path) -> Evaluation:
+def read_evaluation(folder: Path) -> Evaluation:
+    """One evaluation folder."""
     with np.load(folder / "images.npz", allow_pickle=False) as pictures:
         arrays = {name: pictures[name] for name in ("prompt", "text", "images")}
     rewards = pd.read_parquet(folder / "rewards.parquet")
@@ -134,31 +167,36 @@ def _evaluation(folder: Path) -> Evaluation:
         raise GranularError(
             f"{folder}/rewards.parquet: an image is scored twice; run `granular evaluate {folder.name}`."
         )
-    return Evaluation(folder.name, rewards, summary=read_json(folder / "summary.json"), **arrays)
+    steps = folder / "steps.parquet"
+    return Evaluation(
+        folder.name,
+        rewards,
+        summary=read_json(folder / "summary.json"),
+        steps=pd.read_parquet(steps) if steps.is_file() else None,
+        **arrays,
+    )
 
 
-def _run(folder: Path) -> Run:
-    table = pd.read_parquet(folder / "advantages.parquet", columns=["s", "advantage"])
-    table["zero"] = table["advantage"] == 0
-    grouped = table.groupby("s", sort=True)
-    spread = pd.DataFrame(
-        {"std": grouped["advantage"].std(ddof=0), "zero": grouped["zero"].mean(), "count": grouped.size()}
-    ).reset_index()
+def read_run(folder: Path, times: Path | None = None) -> Run:
+    """One run folder; times: folder of `<run>.parquet`."""
+    measured = None if times is None else times / f"{folder.name}.parquet"
     return Run(
         folder.name,
         read_json(folder / "run.json"),
         pd.read_parquet(folder / "rounds.parquet"),
         pd.read_parquet(folder / "validation.parquet"),
-        spread,
+        by_step(folder),
+        pd.read_parquet(measured) if measured is not None and measured.is_file() else None,
     )
 
 
-def _comparable(root: Path, base: Evaluation, other: Evaluation) -> None:
+def comparable(root: Path, base: Evaluation, other: Evaluation) -> None:
+    """Raises: GranularError: another setting, or another version of a scorer: the two did not measure the same."""
     for key in COMPARABLE:
-        if base.summary[key] != other.summary[key]:
+        if base.summary.get(key) != other.summary.get(key):
             raise GranularError(
-                f"{root}: '{other.name}' was evaluated with {key} {_short(other.summary[key])}, base with "
-                f"{_short(base.summary[key])}; run `granular evaluate` for both under one setting."
+                f"{root}: '{other.name}' was evaluated with {key} {_short(other.summary.get(key))}, base with "
+                f"{_short(base.summary.get(key))}; run `granular evaluate` for both under one setting."
             )
     ours, theirs = base.summary["scorers"], other.summary["scorers"]
     for name in {*ours, *theirs}:

@@ -86,5 +86,10 @@ def per_prompt(rows: pd.DataFrame, value: str = "value") -> pd.Series:
 def paired(rows: pd.DataFrame, base: pd.DataFrame, value: str = "value") -> pd.Series:
     """Per prompt, the mean over noises of `rows` − `base`, over the (prompt, noise) pairs that have both values."""
     keys = ["prompt", "noise"]
+    if len(rows) == len(base) and np.array_equal(rows[keys].to_numpy(), base[keys].to_numpy()):
+        # Row by row, as evaluations of one setting are: no need to look for pairs.
+        return per_prompt(
+            rows[["prompt"]].assign(difference=rows[value].to_numpy() - base[value].to_numpy()), "difference"
+        )
     both = rows[[*keys, value]].merge(base[[*keys, value]], on=keys, suffixes=("", "_base"), validate="1:1")
     return per_prompt(both.assign(difference=both[value] - both[f"{value}_base"]), "difference")

@@ -11,46 +11,43 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
 
 from stages.core.command import guarded
 from stages.core.errors import GranularError
 from stages.core.spec import build, read_yaml
 from stages.evaluate.sheet import INK
-from stages.report import figures, tables
+from stages.report import canvas
 from stages.report.reader import Results, read
+from stages.report.scores import costs, joint, scores
 from stages.report.spec import ReportSpec
 from stages.report.statistics import Bootstrap, Interval
-from stages.report.tables import Cell, Table
+from stages.report.table import MARKS, Cell, Column, Row, Table, count_cell, difference_cell
+from stages.report.tables import origin
 
 NAME = "methods"
 
 
 def table(results: Results, rewards: Mapping[str, float], bootstrap: Bootstrap) -> Table:
     """One row a run, sorted by the common training reward; what was spent, and the paired differences to the base."""
-    together = tables.joint(results, bootstrap, rewards)
-    single, spent = tables.scores(results, bootstrap), tables.costs(results)
-    head = (
-        *(Cell(name) for name in ("run", "method", "rounds", "optimizer steps", "evaluations", "training reward")),
-        *(Cell(name, results.use(name)) for name in results.scorers),
+    together = joint(results, bootstrap, rewards)
+    single, spent = scores(results, bootstrap), costs(results)
+    where, summary = origin(results), results.base.summary
+    columns = (
+        *(Column("run"), Column("method")),
+        *(Column(name, "counted") for name in ("rounds", "optimizer steps", "evaluations")),
+        Column("training reward", where),
+        *(Column(name, where, results.use(name)) for name in results.scorers),
     )
-    rows, data = [], []
+    rows = []
     for name in sorted(together, key=lambda one: -together[one].mean):
-        method = str(results.runs[name].info["spec"]["method"]["name"])
-        counted = {key: spent[name][key] for key in ("rounds", "optimizer_steps", "equivalents")}
-        cells = [Cell(name), Cell(method), *(Cell(f"{count:,}") for count in counted.values())]
-        cells.append(_difference(together[name], digits=3))
-        row: dict[str, Any] = {"run": name, "method": method} | counted | _flat("training_reward", together[name])
-        for scorer in results.scorers:
-            difference = single[name, scorer].difference
-            assert difference is not None
-            cells.append(_difference(difference))
-            row |= _flat(scorer, difference)
-        rows.append(tuple(cells))
-        data.append(row)
-    summary = results.base.summary
+        spec = results.runs[name].info["spec"]
+        cells = [Cell(name), Cell(str(spec["method"]["name"]))]
+        cells += [count_cell(spent[name][key]) for key in ("rounds", "optimizer_steps", "equivalents")]
+        cells.append(difference_cell(together[name], digits=3))
+        differences = [single[name, scorer].difference for scorer in results.scorers]
+        cells += [difference_cell(one) for one in differences if one is not None]
+        sources = {where: f"data/study/evaluations/{name}", "counted": f"data/study/runs/{name}/run.json"}
+        rows.append(Row(tuple(cells), len(summary["prompts"]), summary["noises"], (int(spec["seed"]),), sources))
     notes = (
         verdict(together),
         "Differences to the base policy on the same prompts and initial noise, 95 % interval (bootstrap over prompts); "
@@ -63,12 +60,12 @@ def table(results: Results, rewards: Mapping[str, float], bootstrap: Bootstrap) 
         "budget of the study pays for. Learning rate, average and number of prompts a round are the study's, not the "
         "papers'; presets with the papers' own values are in section `presets` of params.yaml.",
     )
-    return Table(NAME, "Every method at one budget", head, tuple(rows), notes, pd.DataFrame(data))
+    return Table(NAME, "Every method at one budget", columns, tuple(rows), notes)
 
 
 def verdict(together: Mapping[str, Interval]) -> str:
     """Which runs raised the training reward, from the intervals."""
-    by = {word: [name for name, one in together.items() if one.verdict == word] for word in tables.MARKS}
+    by = {word: [name for name, one in together.items() if one.verdict == word] for word in MARKS}
     parts = [f"Of {len(together)} runs {len(by['higher'])} raised the training reward."]
     if by["not shown"]:
         parts.append(f"Not shown for {', '.join(by['not shown'])}.")
@@ -77,39 +74,31 @@ def verdict(together: Mapping[str, Interval]) -> str:
     return " ".join(parts)
 
 
-def _difference(interval: Interval, digits: int = 4) -> Cell:
-    mean, _, limits = tables.signed(interval, digits=digits).partition(" ")
-    return Cell(f"{tables.MARKS[interval.verdict]} {mean}", limits, tables.tone(interval))
-
-
-def _flat(name: str, interval: Interval) -> dict[str, object]:
-    return {
-        name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high,
-        f"{name}_verdict": interval.verdict,
-    }  # fmt: skip
-
-
-def picture(data: pd.DataFrame, columns: Sequence[str]) -> figures.Picture:
+def picture(made: Table, wanted: Sequence[str]) -> canvas.Picture:
     """Means and intervals of every run, one panel a column, rows as in the table."""
-    figure, axes = figures.canvas(1, len(columns), 2.2 + 2.2 * len(columns), 0.8 + 0.22 * len(data), sharey=True)
-    places = range(len(data) - 1, -1, -1)
-    for axis, column in zip(axes[0], columns):
-        axis.axvline(0, color=figures.GREY, linewidth=0.9)
-        for place, row in zip(places, data.to_dict("records")):
-            shown = row[f"{column}_verdict"] != "not shown"
-            colour = figures.COLOURS[0] if shown else figures.GREY
-            axis.plot([row[f"{column}_low"], row[f"{column}_high"]], [place, place], color=colour, linewidth=1.6)
-            axis.plot(row[column], place, color=colour, marker="o" if shown else "x", markersize=4.5)
-        figures.label(axis, column.replace("_", " "), x="difference to the base")
-    axes[0][0].set_yticks(list(places), data["run"].tolist(), color=INK)
-    caption = f"{len(data)} runs at one budget, 95 % intervals; a cross where the interval includes 0."
-    return figures.finish(figure, NAME, "Every method at one budget", caption)
+    height = 0.8 + 0.22 * len(made.rows)
+    figure, axes = canvas.canvas(1, len(wanted), 2.2 + 2.2 * len(wanted), height, sharey=True)
+    titles = [column.title for column in made.columns]
+    places = range(len(made.rows) - 1, -1, -1)
+    for axis, column in zip(axes[0], wanted):
+        axis.axvline(0, color=canvas.GREY, linewidth=0.9)
+        for place, row in zip(places, made.rows):
+            interval = row.cells[titles.index(column)].difference
+            assert interval is not None
+            shown = interval.verdict != "not shown"
+            colour = canvas.COLOURS[0] if shown else canvas.GREY
+            axis.plot([interval.low, interval.high], [place, place], color=colour, linewidth=1.6)
+            axis.plot(interval.mean, place, color=colour, marker="o" if shown else "x", markersize=4.5)
+        canvas.label(axis, column, x="difference to the base")
+    axes[0][0].set_yticks(list(places), [row.cells[0].text for row in made.rows], color=INK)
+    caption = f"{len(made.rows)} runs at one budget, 95 % intervals; a cross where the interval includes 0."
+    return canvas.finish(figure, NAME, "Every method at one budget", caption)
 
 
 def run(
     inputs: Mapping[str, Path], names: Sequence[str], rewards: Mapping[str, float], spec: ReportSpec, out: Path
 ) -> None:
-    """Write `methods.md`, `methods.csv` and `methods.png`.
+    """Write `methods.md`, `methods.csv`, `methods.tex` and `methods.png`.
 
     inputs: base (evaluation of the base policy), evaluations and runs of the study.
     """
@@ -117,9 +106,8 @@ def run(
     results = read(inputs["evaluations"], inputs["runs"], names, inputs["base"])
     made = table(results, rewards, bootstrap)
     made.write(out)
-    assert made.data is not None
     watched = [name for name in results.scorers if results.use(name) == "not trained"]
-    picture(made.data, ["training_reward", *watched]).write(out)
+    picture(made, ["training reward", *watched]).write(out)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

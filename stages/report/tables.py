@@ -1,195 +1,138 @@
-"""Tables of the report: each one a page section, a Markdown file and a CSV file made from the same rows."""
+"""Tables of the report: the paper's, with our numbers and the published ones in columns of their own; pairs; costs."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
 from stages.core.types import Ledger
+from stages.report import published
+from stages.report.published import Reference, method_label, reward_label, set_of
 from stages.report.reader import Evaluation, Results
-from stages.report.statistics import Bootstrap, Interval, paired, per_prompt
+from stages.report.scores import COST, Entry, costs, entries, pooled
+from stages.report.statistics import Bootstrap, Interval
+from stages.report.table import NOTHING, Cell, Column, Row, Table, count_cell, difference_cell, mean_cell
 
-TAGS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
-# Below this many prompts a percentile interval says more about the resampling than about the policy.
-FEW_PROMPTS = 8
-MARKS = {"higher": "▲", "lower": "▼", "not shown": "·"}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One cell: a number or word, a smaller line (a difference and its interval), and how to tint it."""
-
-    text: str
-    small: str = ""
-    tone: str = ""
+KEYS = (Column("policy"), Column("method"), Column("trained on"))
+SAMPLE = (Column("n"), Column("seeds"))
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table for people (head, rows, notes) and for programs (data). The first column holds row names."""
-
-    name: str
-    title: str
-    head: tuple[Cell, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    notes: tuple[str, ...]
-    data: pd.DataFrame | None
-
-    def markdown(self) -> str:
-        """GitHub-flavoured Markdown, notes below the table."""
-        lines = [f"# {self.title}", "", _line(self.head), _line([Cell("---")] + [Cell("---:")] * (len(self.head) - 1))]
-        lines += [_line(row) for row in self.rows]
-        return "\n".join([*lines, "", *(f"* {note}" for note in self.notes), ""])
-
-    def write(self, folder: Path) -> None:
-        """`<name>.md`, and `<name>.csv` where there is data of our own."""
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{self.name}.md").write_text(self.markdown(), encoding="utf-8")
-        if self.data is not None:
-            self.data.to_csv(folder / f"{self.name}.csv", index=False, float_format="%.6g", lineterminator="\n")
+def origin(results: Results) -> str:
+    """Whose numbers ours are: the lab's, or this project's on real models."""
+    kinds = {entry["identity"].get("kind") for entry in results.base.summary["scorers"].values()}
+    return "lab" if "lab_oracle" in kinds else "here"
 
 
-def _line(cells: Sequence[Cell]) -> str:
-    texts = [f"{cell.text} ({cell.small})" if cell.small else cell.text for cell in cells]
-    return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
+def columns(results: Results) -> tuple[Column, ...]:
+    """One column a scorer, trained ones first."""
+    return tuple(Column(name, origin(results), results.use(name)) for name in results.scorers)
 
 
-@dataclass(frozen=True)
-class Score:
-    """One policy under one scorer: its mean, and its paired difference to the base (None for the base itself)."""
-
-    policy: str
-    scorer: str
-    trained: bool
-    mean: float
-    difference: Interval | None
+def keys(entry: Entry) -> list[Cell]:
+    """policy, method and what it was trained on."""
+    rewards = " + ".join(name if weight == 1 else f"{weight:g} {name}" for name, weight in entry.rewards.items())
+    return [Cell(entry.name), Cell(entry.method), Cell(rewards or "none")]
 
 
-def scores(results: Results, bootstrap: Bootstrap) -> dict[tuple[str, str], Score]:
-    """(policy, scorer) → score."""
-    found = {}
-    for policy in results.policies:
-        for scorer in results.scorers:
-            rows = policy.of(scorer)
-            difference = None
-            if policy is not results.base:
-                difference = bootstrap.interval(paired(rows, results.base.of(scorer)))
-            mean = float(per_prompt(rows).mean())
-            found[policy.name, scorer] = Score(
-                policy.name, scorer, results.trained(policy.name, scorer), mean, difference
-            )
-    return found
-
-
-def joint(results: Results, bootstrap: Bootstrap, rewards: Mapping[str, float] | None = None) -> dict[str, Interval]:
-    """Run → its training reward as a whole against the base: Σ_m w_m·(r_m − r_m,base)/std_m over its scorers m.
-
-    std_m is that of the base's images, so rewards of different scale count alike. rewards: scorer → w_m, one measure
-    for all runs; without it, the weights each run was trained with.
-    """
-    found = {}
-    for name, run in results.runs.items():
-        rows = next(policy for policy in results.evaluations if policy.name == name)
-        total = 0.0
-        for scorer, weight in (rewards or run.info["spec"]["rewards"]).items():
-            if scorer not in results.scorers:
-                continue  # a win rate trains and does not evaluate
-            base = results.base.of(scorer)
-            total = total + weight * paired(rows.of(scorer), base) / (float(base["value"].std(ddof=0)) or 1.0)
-        found[name] = bootstrap.interval(total.dropna())
-    return found
-
-
-def pairs(results: Results, bootstrap: Bootstrap) -> dict[tuple[str, str, str], Interval]:
-    """(run, other run, scorer) → paired difference of the two, for every unordered pair of runs, first minus second."""
-    found = {}
-    for place, one in enumerate(results.evaluations):
-        for other in results.evaluations[place + 1 :]:
-            for scorer in results.scorers:
-                found[one.name, other.name, scorer] = bootstrap.interval(paired(one.of(scorer), other.of(scorer)))
-    return found
-
-
-def signed(interval: Interval, scale: float = 1, digits: int = 4) -> str:
-    """`+0.0123 [+0.0100, +0.0146]`, with a real minus sign; the mean alone where there is no interval."""
-    numbers = [
-        f"{value * scale:+.{digits}f}".replace("-", "−") for value in (interval.mean, interval.low, interval.high)
+def sample(entry: Entry, noises: int | None = None) -> list[Cell]:
+    """How many prompts × noises, and which training seeds."""
+    summary = entry.policies[0].summary
+    return [
+        Cell(f"{len(summary['prompts'])}×{noises or summary['noises']}"),
+        Cell(", ".join(map(str, entry.seeds)) or NOTHING),
     ]
-    return numbers[0] if math.isnan(interval.low) else f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
 
 
-def _cell(text: str, interval: Interval | None, scale: float = 1, digits: int = 4) -> Cell:
-    if interval is None:
-        return Cell(text)
-    return Cell(text, f"{MARKS[interval.verdict]} {signed(interval, scale, digits)}", tone(interval))
+def row(
+    results: Results,
+    entry: Entry,
+    cells: Iterable[Cell],
+    noises: int | None = None,
+    sources: Mapping[str, str] | None = None,
+) -> Row:
+    """A row of ours, perhaps with published cells. sources: of those."""
+    summary = entry.policies[0].summary
+    known = {origin(results): f"data/evaluations: {entry.sources}"} | dict(sources or {})
+    return Row(tuple(cells), len(summary["prompts"]), noises or summary["noises"], entry.seeds, known)
 
 
-def tone(interval: Interval) -> str:
-    """`higher`, `lower` or `not-shown`: the name of a tint on the page."""
-    return interval.verdict.replace(" ", "-")
+def scored(results: Results, entry: Entry, bootstrap: Bootstrap) -> list[Cell]:
+    """Every scorer's mean and difference to the base."""
+    cells = []
+    for scorer in results.scorers:
+        base = results.base.of(scorer) if entry.runs else None
+        mean, difference = pooled([policy.of(scorer) for policy in entry.policies], base, bootstrap)
+        cells.append(mean_cell(mean, difference, mark=" ✓" if scorer in entry.rewards else ""))
+    return cells
 
 
-def main(results: Results, found: Mapping[tuple[str, str], Score], resamples: int) -> Table:
-    """Rows: the base and every run. Columns: every scorer, mean and paired difference to the base."""
-    head = [Cell("policy"), *(Cell(name, results.use(name)) for name in results.scorers)]
-    rows, data = [], []
-    for policy in results.policies:
-        cells = [Cell(policy.name)]
-        for scorer in results.scorers:
-            score = found[policy.name, scorer]
-            cells.append(_cell(f"{score.mean:.4f}{' ✓' if score.trained else ''}", score.difference))
-            data.append(_flat(score))
-        rows.append(tuple(cells))
-    notes = [
-        "✓: the run was trained on this reward. Small: difference to the base on the same prompts and initial noise, "
-        f"with its 95 % interval (bootstrap over prompts, {resamples} resamples); ▲ higher, ▼ lower, "
-        "· not shown (the interval includes 0). Intervals are not adjusted for the number of comparisons.",
-        _setting(results.base),
-        "One training run a row: an interval covers the choice of prompts, not the luck of a training seed.",
-        *_identities(results),
-        *_failures(results),
-    ]
+def methods(results: Results, reference: Reference, bootstrap: Bootstrap) -> Table:
+    """Table 1: methods × training reward × evaluators."""
+    rows, beside = [], []
+    for entry in entries(results):
+        theirs = reference.find(method=method_label(entry), train_reward=reward_label(entry, results))
+        beside.append(theirs)
+        cells = [*keys(entry), *sample(entry), *scored(results, entry, bootstrap), *reference.cells(theirs)]
+        rows.append(row(results, entry, cells, sources=reference.source(theirs)))
+    rows += [_theirs(results, reference, one) for one in reference.rows if one not in beside]
     return Table(
-        "main",
-        "Rewards on prompts that were not trained on",
-        tuple(head),
-        tuple(rows),
-        tuple(notes),
-        pd.DataFrame(data),
+        "table1", "Table 1: methods × training reward × evaluators, on prompts that were not trained on",
+        (*KEYS, *SAMPLE, *columns(results), *reference.columns), tuple(rows),
+        (
+            "✓: trained on this reward. " + small_line(bootstrap), setting(results.base), seeds_note(results),
+            published.LEGEND, *identities(results), *failures(results),
+        ),
+    )  # fmt: skip
+
+
+def _theirs(results: Results, reference: Reference, one: Mapping[str, str]) -> Row:
+    """A published row without one of ours."""
+    named = [Cell(NOTHING), Cell(one["method"]), Cell(one["train_reward"] or NOTHING)]
+    cells = [*named, *[Cell(NOTHING)] * (len(SAMPLE) + len(results.scorers)), *reference.cells(one)]
+    return Row(tuple(cells), sources=reference.source(one))
+
+
+def small_line(bootstrap: Bootstrap) -> str:
+    """How the small lines are to be read."""
+    return (
+        "Small: difference to the base on the same prompts and initial noise, with its 95 % interval (bootstrap over "
+        f"prompts, {bootstrap.resamples} resamples); ▲ higher, ▼ lower, · not shown (the interval includes 0). "
+        "Intervals are not adjusted for the number of comparisons."
     )
 
 
-def _flat(score: Score) -> dict[str, object]:
-    row: dict[str, object] = {
-        "policy": score.policy, "scorer": score.scorer, "trained": score.trained, "mean": score.mean
-    }  # fmt: skip
-    if (difference := score.difference) is not None:
-        row |= {"difference": difference.mean, "low": difference.low, "high": difference.high}
-        row |= {"verdict": difference.verdict, "prompts": difference.prompts}
-    return row
-
-
-def _setting(base: Evaluation) -> str:
+def setting(base: Evaluation) -> str:
+    """What an evaluation was."""
     s = base.summary
     return (
-        f"{len(s['prompts'])} prompts × {s['noises']} noises a policy, evaluation seed {s['seed']}; "
+        f"n = {len(s['prompts'])} prompts × {s['noises']} noises a policy, evaluation seed {s['seed']}; "
         f"{s['steps']} ODE steps, shift {s['shift']:g}, guidance {s['guidance']:g}, {s['height']}×{s['width']} pixels."
     )
 
 
-def _identities(results: Results) -> list[str]:
+def seeds_note(results: Results) -> str:
+    """How many training runs a row stands on."""
+    pools = {entry.name: entry.seeds for entry in entries(results) if len(entry.seeds) > 1}
+    text = "Intervals cover the choice of prompts, not the luck of a training seed."
+    if pools:
+        told = "; ".join(f"{name}: {len(seeds)}" for name, seeds in pools.items())
+        return f"Rows of several training seeds are averaged over them within a prompt ({told}). {text}"
+    return f"One training run a row: {text[0].lower()}{text[1:]} `granular align RUN --seeds 1,2,3` trains more."
+
+
+def identities(results: Results) -> list[str]:
+    """Which versions of the scorers, and which weights."""
     parts = []
     for name, entry in sorted(results.base.summary["scorers"].items()):
         digests = {key: value[:8] for key, value in entry["identity"].items() if key in ("weights", "code")}
         parts.append(f"{name} is {entry['identity']['kind']} ({', '.join(f'{k} {v}' for k, v in digests.items())})")
-    return [f"Scorers: {'; '.join(parts)}."]
+    weights = ", ".join(f"{one.name} {one.weights}" for one in results.policies)
+    return [f"Scorers: {'; '.join(parts)}.", f"Evaluated weights: {weights}."]
 
 
-def _failures(results: Results) -> list[str]:
+def failures(results: Results) -> list[str]:
+    """Scores that are missing, counted."""
     notes = []
     for policy in results.policies:
         for scorer, rows in policy.rewards.groupby("scorer", sort=True):
@@ -201,121 +144,137 @@ def _failures(results: Results) -> list[str]:
     return notes
 
 
+def granularities(results: Results, reference: Reference, bootstrap: Bootstrap) -> Table:
+    """Table 2: which strides judge a branch."""
+    rows, beside = [], []
+    for entry in entries(results):
+        if entry.strides is None or entry.method != "g2rpo":
+            continue
+        theirs = None
+        if reward_label(entry, results) == "HPS+CLIP":
+            theirs = reference.find(granularities=" ".join(map(str, entry.strides)))
+        beside.append(theirs)
+        cells = [Cell(set_of(entry.strides)), *keys(entry), *sample(entry)]
+        cells += [*scored(results, entry, bootstrap), *reference.cells(theirs)]
+        rows.append(row(results, entry, cells, sources=reference.source(theirs)))
+    absent = [one for one in reference.rows if one not in beside]
+    for one in absent:
+        named = _theirs(results, reference, one)
+        strides = set_of([int(part) for part in one["granularities"].split()])
+        rows.append(Row((Cell(strides), *named.cells), sources=named.sources))
+    return Table(
+        "table2", "Table 2: granularities Λ of G²RPO",
+        (Column("Λ"), *KEYS, *SAMPLE, *columns(results), *reference.columns), tuple(rows),
+        (
+            small_line(bootstrap), setting(results.base), seeds_note(results), published.LEGEND,
+            *(_command(results, one["granularities"].split()) for one in absent),
+        ),
+    )  # fmt: skip
+
+
+def _command(results: Results, strides: list[str]) -> str:
+    """What trains a run with these strides."""
+    ours = [entry for entry in entries(results) if entry.method == "g2rpo"]
+    # The run with the most strides is the one that the others are parts of.
+    run = max(ours, key=lambda entry: len(entry.strides or ())).name if ours else "g2rpo"
+    name = f"{run}-{''.join(strides)}"
+    return (
+        f"Λ = {{{', '.join(strides)}}} was not run here: `granular align {run} --set "
+        f"method.granularities=[{','.join(strides)}] --name {name}`, `granular evaluate {name}`, and name it in "
+        "`report.runs` of params.yaml."
+    )
+
+
+def steps(results: Results, reference: Reference, bootstrap: Bootstrap) -> Table | None:
+    """Table 3: numbers of sampling steps at inference; None where no evaluation has others than its own."""
+    if any(policy.steps is None for policy in results.policies):
+        return None
+    noises = int(results.base.summary["more_noises"])
+    rows, beside = [], []
+    for entry in entries(results):
+        for count in sorted({results.base.summary["steps"], *results.base.summary["more_steps"]}):
+            theirs = reference.find(
+                method=method_label(entry), train_reward=reward_label(entry, results), inference_steps=str(count)
+            )
+            beside.append(theirs)
+            at = at_steps(entry, count)
+            cells = [*keys(entry)[:2], Cell(str(count)), *sample(entry, noises)]
+            for scorer in results.scorers:
+                base = None if not entry.runs else results.base.at(count).query("scorer == @scorer")
+                mean, difference = pooled([rows_[rows_["scorer"] == scorer] for rows_ in at], base, bootstrap)
+                cells.append(mean_cell(mean, difference, mark=" ✓" if scorer in entry.rewards else ""))
+            rows.append(
+                row(results, entry, [*cells, *reference.cells(theirs)], noises, sources=reference.source(theirs))
+            )
+    for one in reference.rows:
+        if one not in beside:
+            cells = [Cell(NOTHING), Cell(one["method"]), Cell(one["inference_steps"])]
+            cells += [Cell(NOTHING)] * (len(SAMPLE) + len(results.scorers))
+            rows.append(Row((*cells, *reference.cells(one)), sources=reference.source(one)))
+    return Table(
+        "table3", "Table 3: sampling steps at inference",
+        (*KEYS[:2], Column("steps"), *SAMPLE, *columns(results), *reference.columns), tuple(rows),
+        (
+            f"Every number of steps on the same first {noises} noises of each prompt. The base of a difference is the "
+            "base at as many steps. " + small_line(bootstrap),
+            setting(results.base), seeds_note(results), published.LEGEND,
+        ),
+    )  # fmt: skip
+
+
+def at_steps(entry: Entry, count: int) -> list[pd.DataFrame]:
+    """The entry's rewards at a number of steps, one table a seed."""
+    return [policy.at(count) for policy in entry.policies]
+
+
 def comparisons(results: Results, found: Mapping[tuple[str, str, str], Interval]) -> Table:
     """Every run against every other, per scorer."""
     names = list(dict.fromkeys((one, other) for one, other, _ in found))
-    head = (Cell("difference"), *(Cell(name, results.use(name)) for name in results.scorers))
-    rows, data = [], []
+    summary, rows = results.base.summary, []
     for one, other in names:
-        cells = [Cell(f"{one} − {other}")]
-        for scorer in results.scorers:
-            interval = found[one, other, scorer]
-            mean, _, limits = signed(interval).partition(" ")
-            cells.append(Cell(f"{MARKS[interval.verdict]} {mean}", limits, tone(interval)))
-            data.append({"policy": one, "minus": other, "scorer": scorer, "difference": interval.mean,
-                         "low": interval.low, "high": interval.high, "verdict": interval.verdict})  # fmt: skip
-        rows.append(tuple(cells))
-    notes = ("Paired on prompts and initial noise, 95 % interval (bootstrap over prompts), as in the first table.",)
-    return Table("pairs", "Runs against each other", head, tuple(rows), notes, pd.DataFrame(data))
-
-
-COST = {
-    "rounds": "rounds",
-    "evaluations": "model evaluations",
-    "with_gradient": "gradient evaluations",
-    "frozen": "frozen evaluations",
-    "equivalents": "equivalents",
-    "images": "images decoded",
-    "scores": "images scored",
-    "optimizer_steps": "optimizer steps",
-}
-
-
-def costs(results: Results) -> dict[str, dict[str, int]]:
-    """Run → what it cost, counted."""
-    found = {}
-    for name, run in results.runs.items():
-        ledger = Ledger(**{key: run.ledger[key] for key in Ledger.__dataclass_fields__})
-        known = {key: getattr(ledger, key) for key in COST if key != "rounds"}
-        found[name] = {"rounds": int((run.rounds["round"] > 0).sum())} | known
-    return found
+        cells = [Cell(f"{one} − {other}"), *(difference_cell(found[one, other, name]) for name in results.scorers)]
+        seeds = tuple(int(results.runs[name].info["spec"]["seed"]) for name in (one, other))
+        sources = {origin(results): f"data/evaluations: {one}; {other}"}
+        rows.append(Row(tuple(cells), len(summary["prompts"]), summary["noises"], seeds, sources))
+    notes = (
+        "Paired on prompts and initial noise, 95 % interval (bootstrap over prompts), as in the first table.",
+        setting(results.base),
+    )
+    return Table("pairs", "Runs against each other", (Column("difference"), *columns(results)), tuple(rows), notes)
 
 
 def cost(results: Results) -> Table:
-    """What each run cost, counted and not timed: the basis of `equal compute`."""
-    counted = costs(results)
-    head = (Cell("run"), *(Cell(label) for label in COST.values()))
-    rows = tuple((Cell(name), *(Cell(f"{row[key]:,}") for key in COST)) for name, row in counted.items())
+    """What each run cost, counted; and how long it took, where that was measured."""
+    counted, timed = costs(results), any(run.times is not None for run in results.runs.values())
+    where = "counted"
+    rows = []
+    for name, one in counted.items():
+        run = results.runs[name]
+        seed = int(run.info["spec"]["seed"])
+        cells = [Cell(name), Cell(described(results, name)), Cell(str(seed)), *(count_cell(one[key]) for key in COST)]
+        if timed:
+            seconds = None if run.times is None else float(run.times["seconds"].sum())
+            cells.append(Cell(NOTHING) if seconds is None else Cell(f"{seconds / 60:.1f}", value=seconds / 60))
+        sources = {where: f"data/runs/{name}/run.json", "measured": f"data/times/{name}.parquet"}
+        rows.append(Row(tuple(cells), seeds=(seed,), sources=sources))
+    head = [Column("run"), Column("method"), Column("seed"), *(Column(label, where) for label in COST.values())]
+    if timed:
+        head.append(Column("minutes", "measured", "all stages of all rounds"))
     notes = [
         f"Equivalents: model evaluations, where a gradient evaluation (forward and backward) counts "
         f"{Ledger.GRADIENT_COST}. Decoding and scoring images is listed but not part of them.",
-        *(f"{name}: {_method(results, name)}." for name in results.runs),
+        *(
+            ["Minutes are those of the machine that computed the rounds, whatever else it did at the time."]
+            if timed
+            else []
+        ),
     ]
-    data = pd.DataFrame([{"policy": name} | row for name, row in counted.items()])
-    return Table("cost", "What the runs cost", head, rows, tuple(notes), data)
+    return Table("cost", "What the runs cost", tuple(head), tuple(rows), tuple(notes))
 
 
-def _method(results: Results, name: str) -> str:
+def described(results: Results, name: str) -> str:
+    """`g2rpo (granularities [1, 2])`."""
     options = dict(results.runs[name].info["spec"]["method"])
     kind = options.pop("name")
     given = ", ".join(f"{key} {value}" for key, value in options.items())
-    return f"method {kind}" + (f" ({given})" if given else "")
-
-
-def oracle(results: Results) -> str | None:
-    """The scorer that says right or wrong (sub-score `correct`), if the evaluation had one."""
-    if "sub.correct" not in results.base.rewards:
-        return None
-    known = results.base.rewards.dropna(subset=["sub.correct"])["scorer"].unique()
-    return str(known[0]) if len(known) else None
-
-
-def tags(results: Results, bootstrap: Bootstrap) -> Table | None:
-    """Share of correct images by GenEval tag, as the oracle sees it."""
-    judge = oracle(results)
-    if judge is None:
-        return None
-    base = results.base.of(judge)
-    present = [tag for tag in TAGS if (base["tag"] == tag).any()]
-    present += sorted(set(base["tag"]) - set(TAGS))
-    count = {tag: base.loc[base["tag"] == tag, "prompt"].nunique() for tag in present}
-    head = [Cell("policy"), *(Cell(tag, f"{count[tag]} prompts") for tag in present)]
-    head.append(Cell("all", f"{base['prompt'].nunique()} prompts"))
-    rows, data = [], []
-    for policy in results.policies:
-        cells = [Cell(policy.name)]
-        for tag in (*present, None):
-            mine, theirs = (rows_ if tag is None else rows_[rows_["tag"] == tag] for rows_ in (policy.of(judge), base))
-            share = float(per_prompt(mine, "sub.correct").mean())
-            interval = None
-            if policy is not results.base:
-                interval = bootstrap.interval(paired(mine, theirs, "sub.correct"))
-            shown = interval if interval is not None and interval.prompts >= FEW_PROMPTS else None
-            cells.append(_cell(f"{100 * share:.1f} %", shown, 100, 1))
-            row = {"policy": policy.name, "tag": tag or "all", "prompts": mine["prompt"].nunique(), "correct": share}
-            if shown is not None:
-                row |= {"difference": shown.mean, "low": shown.low, "high": shown.high, "verdict": shown.verdict}
-            data.append(row)
-        rows.append(tuple(cells))
-    notes = (
-        f"Share of images in which every clause of the prompt holds, judged by {judge}; small: percentage points "
-        f"against the base, 95 % interval over prompts. No interval under {FEW_PROMPTS} prompts: too few to say.",
-        _setting(results.base),
-    )
-    return Table("tags", "Correct images by kind of prompt", tuple(head), tuple(rows), notes, pd.DataFrame(data))
-
-
-def published(path: Path) -> Table:
-    """The G²RPO paper's Table 1, as printed there."""
-    table = pd.read_csv(path, dtype=str, keep_default_na=False)
-    sources = list(dict.fromkeys(table.pop("source")))
-    table = table[["method", *(name for name in table.columns if name != "method")]]
-    head = tuple(Cell(name.replace("_", " ")) for name in table.columns)
-    rows = tuple(tuple(Cell(value) for value in row) for row in table.itertuples(index=False))
-    notes = (
-        "Measured by their authors on FLUX.1-dev with full-size reward models; nothing here was re-measured, and no "
-        "column of it can be set beside a lab column. HPS = HPS-v2.1, PS = PickScore, IR = ImageReward, "
-        "UR = UnifiedReward.",
-        f"Source: {'; '.join(sources)}.",
-    )
-    return Table("published", "Published numbers (G²RPO, Table 1)", head, rows, notes, None)
+    return f"{kind} ({given})" if given else str(kind)

@@ -12,6 +12,8 @@ import pandas as pd
 TAGS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 SCORERS = ("hps", "clip", "oracle", "clip_other")
 PROMPTS, NOISES, KEPT = 96, 4, 12
+MORE_STEPS, FEW = (4, 10, 20), 2
+KINDS = {"hps": "hpsv2", "oracle": "lab_oracle"}
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,12 @@ def write_evaluation(folder: Path, effect: Effect, **setting: object) -> Path:
                 rows.append({"prompt": prompt, "noise": noise, "tag": tag, "scorer": scorer, "value": value,
                              "status": "ok", "reason": "",
                              "sub.correct": right if scorer == "oracle" else np.nan})  # fmt: skip
-    pd.DataFrame(rows).to_parquet(folder / "rewards.parquet")
+    table = pd.DataFrame(rows)
+    table.to_parquet(folder / "rewards.parquet")
+    few = table[table["noise"] < FEW]
+    # Fewer steps cost reward, the same for every policy.
+    parts = [few.assign(steps=steps, value=few["value"] - 0.1 / steps) for steps in MORE_STEPS]
+    pd.concat(parts, ignore_index=True).to_parquet(folder / "steps.parquet")
     np.savez(
         folder / "images.npz",
         prompt=np.asarray(ids[:KEPT]),
@@ -55,8 +62,9 @@ def write_evaluation(folder: Path, effect: Effect, **setting: object) -> Path:
         "schema": 1, "policy": {"digest": folder.name.encode().hex() * 2, "which": "ema"},
         "seed": 42, "prompts": ids, "noises": NOISES, "steps": 16, "shift": 3.0,
         "family": "linear", "model_time": "exact", "guidance": 3.5,
-        "height": 32, "width": 32,
-        "scorers": {name: {"identity": {"kind": "open_clip", "weights": name.encode().hex() * 8}} for name in SCORERS},
+        "height": 32, "width": 32, "more_steps": list(MORE_STEPS), "more_noises": FEW,
+        "scorers": {name: {"identity": {"kind": KINDS.get(name, "open_clip"), "weights": name.encode().hex() * 8}}
+                    for name in SCORERS},
     }  # fmt: skip
     (folder / "summary.json").write_text(json.dumps({**summary, **setting}))
     return folder
@@ -77,9 +85,15 @@ def pictures(effect: Effect) -> np.ndarray:
 
 
 def write_run(
-    folder: Path, effect: Effect, trained: tuple[str, ...] = ("hps", "clip"), rounds: int = 40, scale: float = 1.0
+    folder: Path,
+    effect: Effect,
+    trained: tuple[str, ...] = ("hps", "clip"),
+    rounds: int = 40,
+    scale: float = 1.0,
+    method: dict[str, object] | None = None,
+    seed: int = 42,
 ) -> Path:
-    """One run folder whose validation climbs to the effect."""
+    """One run folder whose validation climbs to the effect, and the file that says how long it took."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(len(folder.name))
     each = round(5000 * scale)
@@ -99,21 +113,33 @@ def write_run(
                     value = 0.3 + 0.02 * np.sin(prompt) + gain + rng.normal(0, 0.004)
                     rows.append({"round": round_, "scorer": scorer, "prompt": prompt, "noise": noise, "value": value})
     pd.DataFrame(rows).to_parquet(folder / "validation.parquet")
-    steps = np.tile(np.arange(4), 600)
+    steps, members = np.tile(np.arange(4), 600), np.repeat(np.arange(600), 4)
     advantage = rng.normal(0, 1 + 0.3 * steps) * (rng.random(len(steps)) > 0.1)
-    pd.DataFrame({"round": 1, "s": steps, "advantage": advantage}).to_parquet(folder / "advantages.parquet")
+    edges = pd.DataFrame({"round": 1, "prompt": 1, "s": steps, "member": members})
+    edges.assign(advantage=advantage).to_parquet(folder / "advantages.parquet")
+    leaves = edges.assign(leaf=np.arange(len(edges)), stride=1, value=0.3 + 0.01 * advantage, status="ok")
+    pd.concat([leaves.assign(scorer=name) for name in trained]).to_parquet(folder / "rewards.parquet")
     total = each * rounds
     info = {
-        "spec": {"seed": 42, "method": {"name": "g2rpo", "granularities": [1, 2]},
+        "spec": {"seed": seed, "name": folder.name, "method": method or METHODS.get(folder.name, G2RPO),
                  "rewards": dict.fromkeys(trained, 1.0)},
         "ledger": {"evaluations": total - 3 * (total // 10), "passes": total - 3 * (total // 10), "images": total // 6,
                    "scores": total // 3, "parents": total // 10, "points": total // 8,
                    "with_gradient": total // 10, "frozen": 0, "optimizer_steps": 4 * rounds},
     }  # fmt: skip
     (folder / "run.json").write_text(json.dumps(info))
+    times = folder.parent.parent / "times" / f"{folder.name}.parquet"
+    times.parent.mkdir(exist_ok=True)
+    stages = [(round_, stage, 1.5) for round_ in range(1, rounds + 1) for stage in ("rollout", "update")]
+    pd.DataFrame(stages, columns=["round", "stage", "seconds"]).to_parquet(times)
     return folder
 
 
+G2RPO = {"name": "g2rpo", "granularities": [1, 2, 3]}
+METHODS = {
+    "dancegrpo": {"name": "dancegrpo"}, "mixgrpo": {"name": "mixgrpo", "window": 2},
+    "g2rpo_single": {"name": "g2rpo", "granularities": [1]},
+}  # fmt: skip
 EFFECTS = {
     "dancegrpo": Effect({"hps": 0.004, "clip": 0.003, "oracle": 0.0, "clip_other": 0.001}, 0.0, 0.005),
     "g2rpo": Effect({"hps": 0.02, "clip": 0.015, "oracle": 0.01, "clip_other": 0.008}, 0.1, 0.03),
@@ -129,7 +155,8 @@ class Project:
     @property
     def inputs(self) -> dict[str, Path]:
         reference = Path(__file__).resolve().parents[2] / "data" / "reference"
-        return {"evaluations": self.root / "evaluations", "runs": self.root / "runs", "reference": reference}
+        folders = {name: self.root / name for name in ("evaluations", "runs", "times")}
+        return {**folders, "reference": reference}
 
     def add(self, name: str, effect: Effect, **options: object) -> None:
         write_evaluation(self.root / "evaluations" / name, effect)

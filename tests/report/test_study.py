@@ -27,10 +27,15 @@ def made(project: Project, tmp_path):
     return inputs, tmp_path
 
 
+def common(folder) -> pd.DataFrame:
+    """The training reward that all runs are measured by."""
+    return pd.read_csv(folder / "methods.csv").query("column == 'training reward'")
+
+
 def test_rows_are_sorted_by_one_training_reward_for_all(made):
-    data = pd.read_csv(made[1] / "methods.csv")
+    data = common(made[1])
     assert sorted(data["run"]) == sorted(NAMES)
-    assert data["training_reward"].is_monotonic_decreasing
+    assert data["value"].is_monotonic_decreasing
     results = read(made[0]["evaluations"], made[0]["runs"], NAMES)
     base = results.base
     for row in data.itertuples():
@@ -39,18 +44,18 @@ def test_rows_are_sorted_by_one_training_reward_for_all(made):
             (policy.of(name)["value"].mean() - base.of(name)["value"].mean()) / base.of(name)["value"].std(ddof=0)
             for name in REWARDS
         )
-        assert row.training_reward == pytest.approx(total, abs=1e-5)
+        assert row.value == pytest.approx(total, abs=1e-5)
 
 
 def test_what_a_run_was_trained_on_does_not_change_its_measure(made, project, tmp_path):
-    before = pd.read_csv(made[1] / "methods.csv").set_index("run")["training_reward"]
+    before = common(made[1]).set_index("run")["value"]
     file = made[0]["runs"] / NAMES[0] / "run.json"
     info = json.loads(file.read_text())
     info["spec"]["rewards"] = {"oracle": 1.0}
     file.write_text(json.dumps(info))
     (tmp_path / "again").mkdir()
     run(made[0], NAMES, REWARDS, ReportSpec(bootstrap=200), tmp_path / "again")
-    after = pd.read_csv(tmp_path / "again" / "methods.csv").set_index("run")["training_reward"]
+    after = common(tmp_path / "again").set_index("run")["value"]
     assert after[NAMES[0]] == before[NAMES[0]]
 
 
@@ -61,7 +66,12 @@ def test_the_conclusion_counts_the_intervals():
 
 
 def test_a_picture_and_a_table_are_written(made):
-    assert {file.name for file in made[1].glob("methods.*")} == {"methods.md", "methods.csv", "methods.png"}
+    assert {file.name for file in made[1].glob("methods.*")} == {
+        "methods.md",
+        "methods.csv",
+        "methods.tex",
+        "methods.png",
+    }
     assert "Of 4 runs" in (made[1] / "methods.md").read_text()
 
 
