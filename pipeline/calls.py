@@ -11,7 +11,7 @@ from pipeline.artifacts import Artifact, External, Input
 from pipeline.driver import Driver
 from pipeline.plan import RunPlan
 from pipeline.reuse import Request
-from pipeline.scorers import Identities, usable
+from pipeline.scorers import Identities, service, usable
 from pipeline.workers import credit_code, method_code, scorer_modules
 from stages.core.code import code_digest
 from stages.core.spec import read_json
@@ -62,6 +62,7 @@ class Loop:
             name: Input(driver.external(Path(spec.path))) for name, spec in run.scorers.items() if spec.path is not None
         }
         self.decoder = _components(Path(run.policy.base))
+        self._services: dict[str, Input | None] = {}
         self._costs: dict[int, Ledger] = {}
         self.past = None if run.past is None else Loop(run.past.run, driver)
         self.identities = Identities(run.name) if self.past is None else self.past.identities
@@ -71,6 +72,14 @@ class Loop:
         if round_ not in self._costs:
             self._costs[round_] = plan.round_ledger(self.run, round_)
         return self._costs[round_]
+
+    def _service(self, scorer: str, called: str) -> dict[str, Input]:
+        """Who answers for a scorer behind an address, asked once, as an input of that name; nothing for any other."""
+        if scorer not in self._services:
+            found = service(self.driver.store, scorer, self.run.scorers[scorer])
+            self._services[scorer] = None if found is None else Input(found)
+        known = self._services[scorer]
+        return {} if known is None else {called: known}
 
     def start(self) -> Artifact:
         """The round-0 policy state: a name for the base's weights, never a copy."""
@@ -108,6 +117,7 @@ class Loop:
         inputs = {"rollout": Input(rollout), "prompts": self.prompts, "base": self.base}
         if scorer in self.weights:
             inputs["scorer"] = self.weights[scorer]
+        inputs |= self._service(scorer, "identity")
         uses = [*scorer_modules(self.run.scorers[scorer]), self.family, *self.decoder]
         images = self.cost(round_).images
         ledger = Ledger(images=images, scores=images)
@@ -147,6 +157,8 @@ class Loop:
             "embeddings": self.embeddings,
             **{f"scorer.{name}": one for name, one in self.weights.items() if name in judging},
         }  # fmt: skip
+        for name in judging:
+            inputs |= self._service(name, f"identity.{name}")
         uses = [*(one for spec in judging.values() for one in scorer_modules(spec)), self.family, *self.decoder]
         spec = plan.validation_spec(self.run)
         return self.driver.call(

@@ -1,14 +1,22 @@
-"""What a run asks of its scorers beside rewards: that none of them becomes another one, and that a lost round is scored
-again once there is a chance."""
+"""What a run asks of its scorers beside rewards: who they are, that none of them becomes another one, and that a lost
+round is scored again once there is a chance.
+
+    <store>/services/<digest>.json     what a scorer behind an address said of itself when a run began
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Literal
 
-from pipeline.reuse import Published
-from stages.core.errors import GateError
+from pipeline.artifacts import External
+from pipeline.reuse import Published, Store
+from stages.core import digest
+from stages.core.errors import GateError, GranularError
+from stages.core.publish import write_text
 from stages.core.spec import read_json
+from stages.reward.spec import ScorerSpec
 
 # Code of this project: whether results by other code count as today's is decided by accepted-code.json, not here.
 OWN_CODE = frozenset({"code", "judge.code"})
@@ -23,6 +31,36 @@ def usable(found: Published, failures: Literal["stop", "drop"]) -> bool:
     summary = read_json(found.folder / "summary.json")
     images, ok = summary.get("images", 0), summary.get("ok", 0)
     return ok == images if failures == "stop" else ok > 0 or not images
+
+
+def service(store: Store, name: str, spec: ScorerSpec) -> External | None:
+    """Who answers for a scorer behind an address, by one light request; None for a scorer of this process.
+
+    It stands among the inputs of the scorer's rewards as weights do: another one makes other rewards, the same one at
+    another address does not.
+
+    Raises:
+        GranularError: nobody answers there, or not as a scorer.
+    """
+    if not hasattr(spec, "options"):
+        return None
+    from stages.reward import kinds
+
+    introduce = getattr(kinds.module_of(spec.model), "introduce", None)
+    if introduce is None:
+        return None
+    paired = spec.kind == "pairwise"
+    options = spec.options["model"] if paired else spec.options
+    try:
+        said = introduce(kinds.options_of(spec.model, options))
+    except GranularError as error:
+        raise GranularError(f"scorers.{name}: {error}") from error
+    identity = {f"judge.{key}" if paired else key: text for key, text in said.items() if key != "code"}
+    known = digest.of_json(identity)
+    file = store.root / "services" / f"{known}.json"
+    if not file.is_file():
+        write_text(file, json.dumps(identity, indent=1, sort_keys=True) + "\n")
+    return External(known, file)
 
 
 class Identities:

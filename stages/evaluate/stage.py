@@ -25,7 +25,7 @@ from stages.core.types import Ledger, Reward
 from stages.evaluate.sheet import contact_sheet, thumbnail
 from stages.evaluate.spec import EvaluateSpec
 from stages.prompts.stage import read_prompts
-from stages.reward.scoring import score_images
+from stages.reward.scoring import require_identity, score_images
 from stages.rollout.buffers import RolloutShard
 from stages.rollout.forest import Noise
 from stages.rollout.grid import Grid, make_grid
@@ -62,7 +62,7 @@ def run(inputs: Mapping[str, Path], spec: EvaluateSpec, resident: Resident, out:
     """Evaluate a policy.
 
     inputs: base (pipeline folder), policy (policy state folder; absent for `which: base`), prompts, embeddings, and
-        `scorer.<name>` for every scorer that has weights.
+        `scorer.<name>` for every scorer that has weights, `identity.<name>` as in the reward stage.
     Writes `rewards.parquet` (prompt, noise, tag, scorer, value, status, reason, `sub.*`; one row per image and
     scorer), `images.npz` (prompt, noise, text, images uint8 [prompt, noise, H, W, 3]), `grid.png`, `summary.json`, and
     with `more_steps` their rewards as `steps.parquet`.
@@ -190,6 +190,7 @@ def score(
     for name, scorer_spec in spec.scorers.items():
         resident.make_room(policy)
         scorer = resident.scorer(name, scorer_spec, inputs.get(f"scorer.{name}"), spec.policy.device)
+        require_identity(name, scorer, inputs.get(f"identity.{name}"))
         rewards = score_images(scorer, images, texts, metadata, label=f"evaluation {name}")
         tables.append(reward_rows(name, rewards, rows, spec.noises))
         values = [reward.value for reward in rewards if reward.value is not None]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from stages.core.errors import GranularError
+from stages.core.errors import GateError, GranularError
 from stages.core.progress import bar
+from stages.core.spec import read_json
 from stages.core.types import Reward
 from stages.reward.base import GroupScorer, Scorer
 
@@ -68,6 +70,25 @@ def score_members(
         raise GranularError("a groupwise scorer did not answer one reward for every member of every group.")
     rewards = dict(zip(order.tolist(), (reward for own in found for reward in own)))
     return [rewards[member] for member in range(len(group))]
+
+
+def require_identity(name: str, scorer: Scorer | GroupScorer, known: Path | None) -> None:
+    """Refuse a scorer behind an address that is not the one its run asked about when it began.
+
+    known: JSON file with what it said of itself then; None for a scorer of this process.
+
+    Raises:
+        GateError: it is another one.
+    """
+    if known is None:
+        return
+    then, now = read_json(known), scorer.identity()
+    changed = sorted(key for key in then if then[key] != now.get(key))
+    if changed:
+        raise GateError(
+            f"scorers.{name}: another scorer answers than when the run began ({', '.join(changed)} changed); serve the "
+            "former one again, or start the run again so that its rewards are computed by the new one."
+        )
 
 
 def _score(

@@ -20,7 +20,7 @@ from stages.core.progress import say
 from stages.core.types import Reward, constant
 from stages.prompts.stage import read_prompts
 from stages.reward.base import GroupScorer, Scorer
-from stages.reward.scoring import score_images, score_members
+from stages.reward.scoring import require_identity, score_images, score_members
 from stages.reward.spec import RewardSpec
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 def run(inputs: Mapping[str, Path], spec: RewardSpec, resident: Resident, out: Path) -> None:
     """Score a rollout.
 
-    inputs: rollout, prompts (folders of those stages), base (pipeline folder), scorer (weights; absent for the oracle).
+    inputs: rollout, prompts (folders of those stages), base (pipeline folder), scorer (weights, where it has some),
+        identity (of a scorer behind an address: file with who it was when the run began).
     """
     import pandas as pd
 
@@ -41,6 +42,7 @@ def run(inputs: Mapping[str, Path], spec: RewardSpec, resident: Resident, out: P
     images = resident.images(policy, inputs["rollout"], rollout.leaf_x)
     resident.make_room(policy)
     scorer = resident.scorer(spec.name, spec.scorer, inputs.get("scorer"), spec.policy.device)
+    require_identity(spec.name, scorer, inputs.get("identity"))
     table = read_prompts(inputs["prompts"])
     asked = prompt_of_nodes(rollout.leaves, rollout.leaf_nodes)
     absent = sorted(set(asked.tolist()) - set(table["id"]))
