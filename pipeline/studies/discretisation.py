@@ -68,5 +68,5 @@ STUDY = Study(
     ),
     arms=arms,
     answer=answer,
-    size=Size(seeds=4, steps=(4, 6, 10, 16, 20, 50), noises=2),
+    size=Size(seeds=4, budget=60_000, steps=(4, 6, 10, 16, 20, 50), noises=2),
 )

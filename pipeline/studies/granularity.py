@@ -70,5 +70,5 @@ STUDY = Study(
     ),
     arms=arms,
     answer=answer,
-    size=Size(seeds=5, budget=42_000),
+    size=Size(seeds=5, budget=72_000),
 )

@@ -97,8 +97,8 @@ STUDY = Study(
     title="Reward hacking",
     question="Is one scorer hacked sooner than two trained on together, as evaluators outside the training see it?",
     design=(
-        "G²RPO trains on each scorer of `align.rewards` alone and on both, twice as long as in the other studies; "
-        "scorers that are never trained on watch, along the way and in the end.",
+        "G²RPO trains on each scorer of `align.rewards` alone and on both, at one budget of model evaluations; scorers "
+        "that are never trained on watch, along the way and in the end.",
     ),
     arms=arms,
     answer=answer,

@@ -57,5 +57,5 @@ STUDY = Study(
     ),
     arms=arms,
     answer=answer,
-    size=Size(seeds=4),
+    size=Size(seeds=4, budget=60_000),
 )
