@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from pipeline.studies.base import Results
-from stages.report.figures import Picture
+from stages.report.canvas import Picture
 from stages.report.statistics import Interval
 from stages.study import pictures
 from stages.study.intervals import over_seeds

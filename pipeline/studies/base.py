@@ -16,7 +16,7 @@ from pipeline.plan import RunPlan
 from stages.study.conclusion import Comparison
 
 if TYPE_CHECKING:
-    from stages.report.figures import Picture
+    from stages.report.canvas import Picture
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from pipeline.plan import RunPlan, evaluators
 from pipeline.studies import answers
 from pipeline.studies.base import Answer, Arm, Results, Size, Study
 from stages.core.errors import GranularError
-from stages.report.figures import Picture
+from stages.report.canvas import Picture
 from stages.study import pictures
 from stages.study.conclusion import Comparison
 from stages.study.intervals import difference, over_seeds

@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas as pd
 
 from stages.core.publish import write_text
-from stages.report.figures import Picture
-from stages.report.tables import MARKS
+from stages.report.canvas import Picture
+from stages.report.table import MARKS
 from stages.study.conclusion import Comparison, conclude, told
 
 TEMPLATE = Path(__file__).with_name("page.html")

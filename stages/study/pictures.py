@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from stages.evaluate.sheet import INK
-from stages.report.figures import COLOURS, GREY, MARKERS, STYLES, Picture, canvas, finish, label
+from stages.report.canvas import COLOURS, GREY, MARKERS, STYLES, Picture, canvas, finish, label
 from stages.report.statistics import Interval
 
 
