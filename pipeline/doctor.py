@@ -115,7 +115,7 @@ def scorer(params: Params, name: str) -> str:
     spec = params.scorers[name]
     path = Path(spec.path) if spec.path else None
     Resident().scorer(name, spec, path, params.policy.device)  # loading checks the golden pairs
-    judged = f"win rates, a tie within {spec.margin:g}, judged by " if spec.kind == "pairwise" else ""
+    judged = f"win rates, a tie within {spec.options['margin']:g}, judged by " if spec.kind == "pairwise" else ""
     if path is None:
         return f"{judged}{spec.model}: exact, no weights"
     golden = (path if path.is_dir() else path.parent) / GOLDEN

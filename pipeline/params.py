@@ -29,7 +29,7 @@ from stages.core.spec import build, read_yaml
 from stages.policies.spec import PolicySpec
 from stages.prompts.spec import PromptsSpec
 from stages.report.spec import ReportSpec
-from stages.reward.spec import ScorerSpec
+from stages.reward.spec import ScorerSpec, scorer_spec
 from stages.rollout.grid import GridSpec
 from stages.rollout.spec import SamplerSpec
 
@@ -137,7 +137,7 @@ def parse(raw: Mapping[str, Any], sets: Sequence[str] = (), run: str | None = No
         raise GranularError(f"seed: expected a whole number from 0 on (got {seed!r}).")
     policy = build(PolicySpec, section_of(raw, "policy"), "policy")
     scorers = {
-        checked_name(name, f"scorers.{name}"): build(ScorerSpec, values, f"scorers.{name}")
+        checked_name(name, f"scorers.{name}"): scorer_spec(values, f"scorers.{name}")
         for name, values in section_of(raw, "scorers").items()
     }
     defaults = section_of(raw, "align")

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from stages.core.errors import GranularError, nearest
-from stages.core.spec import build, read_yaml
-from stages.reward.spec import ScorerSpec
+from stages.core.spec import read_yaml
+from stages.reward.spec import scorer_spec
 
 PARAMS = Path("params.yaml")
 
@@ -30,7 +30,7 @@ def serve_scorer(name: str, kind: str | None, path: str | None, device: str | No
         raise GranularError("--path: belongs to --kind; without a kind the scorer is the one of params.yaml.")
     file = read_yaml(PARAMS) if kind is None or (device is None and PARAMS.is_file()) else {}
     values = _section(file, name) if kind is None else {"kind": kind, **({"path": path} if path else {})}
-    spec = build(ScorerSpec, values, f"scorers.{name}")
+    spec = scorer_spec(values, f"scorers.{name}")
     policy = file.get("policy")
     found = policy.get("device") if isinstance(policy, Mapping) else None
     serve(name, spec, Path(spec.path) if spec.path else None, device or found or "cpu", host, port)

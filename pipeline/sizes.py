@@ -28,7 +28,7 @@ _LIVE, _LIVE_CLIP = 12, 10
 # 34 bytes of 16-bit numbers in Korthikanti et al. 2022 (arXiv 2205.05198, Eq. 2).
 _KEPT = 17
 # Pictures of a batch at once while a scorer prepares it: the padded batch, and three while it is laid out, rounded and
-# resized (stages/reward/clip.py).
+# resized (stages/reward/preprocess.py).
 _PREPARING = 3
 # Feature maps of the autoencoder's last level at once: a convolution's input, its normed input and its output.
 _DECODING = 3

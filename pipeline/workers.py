@@ -12,22 +12,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from stages.core import code
 from stages.policies import FAMILIES
+from stages.reward.kinds import KINDS
 
 if TYPE_CHECKING:
     from stages.reward.spec import ScorerSpec
 
-# A registry offers these beside each other; a run counts only those it uses as its code.
-SCORERS = {
-    "open_clip": "stages.reward.clip",
-    "hpsv2": "stages.reward.hps",
-    "lab_oracle": "stages.reward.oracle",
-    "pairwise": "stages.reward.pairwise",
-}
-
 
 def scorer_modules(spec: ScorerSpec) -> list[str]:
     """The modules of a scorer: its kind's, and its judge's."""
-    return [SCORERS[kind] for kind in (spec.kind, spec.judge) if kind]
+    return [KINDS[kind] for kind in dict.fromkeys((spec.kind, spec.model))]
 
 
 def method_code(method: Mapping[str, Any]) -> str:
@@ -87,7 +80,7 @@ class InlineWorker:
             trim_heap()
 
     def code(self, stage: str, uses: Sequence[str]) -> str:
-        offered = {*SCORERS.values(), *FAMILIES.values(), *code.modules_of("stages.methods")} - {"stages.methods.base"}
+        offered = {*KINDS.values(), *FAMILIES.values(), *code.modules_of("stages.methods")} - {"stages.methods.base"}
         return code.code_digest(f"stages.{stage}.stage", sorted(uses), sorted(offered - set(uses)))
 
     def versions(self, stage: str) -> Mapping[str, str]:

@@ -31,7 +31,7 @@ class Resident:
         self.memory: dict[str, Any] = {}
         self._policies: dict[tuple[PolicySpec, str], Policy] = {}
         self._weights: dict[int, tuple[int, str]] = {}
-        self._scorers: dict[tuple[str, ScorerSpec, str | None], Scorer] = {}
+        self._scorers: dict[tuple[str, str, str | None], Scorer] = {}
         self._conditions: OrderedDict[tuple[str, tuple[int, ...]], Conditions] = OrderedDict()
         self._images: OrderedDict[str, np.ndarray] = OrderedDict()
         self._rollout: tuple[tuple[int, ...], bool, Rollout] | None = None
@@ -96,7 +96,7 @@ class Resident:
         """A scorer, loaded (and checked against its golden pair) once."""
         from stages.reward.registry import load
 
-        key = (name, spec, str(path.resolve()) if path else None)
+        key = (name, repr(spec), str(path.resolve()) if path else None)
         if key not in self._scorers:
             self._scorers[key] = load(name, spec, path, device)
         return self._scorers[key]

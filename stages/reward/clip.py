@@ -16,23 +16,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from stages.core import digest
 from stages.core.code import code_digest
-from stages.core.errors import GranularError, nearest
+from stages.core.errors import GranularError
 from stages.core.progress import say
 from stages.core.spec import read_json
 from stages.core.types import Reward
 from stages.reward.base import require_aligned
+from stages.reward.preprocess import Preprocess, open_clip_preprocess
+from stages.reward.weights import load_strictly, read_weights
 
 if TYPE_CHECKING:
     import torch
 
 CONFIG = "open_clip_config.json"
-WEIGHTS = (
+WEIGHT_FILES = (
     *("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors"),
     *("open_clip_pytorch_model.bin", "open_clip_pytorch_model.pt"),
 )
@@ -42,29 +44,22 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "sp
 _REMEMBERED_TEXTS = 16384
 
 
-class Preprocess(Protocol):
-    """Images [B, H, W, 3] in [0, 1] → model input [B, 3, S, S].
-
-    exact: as the model's authors do it, who resize 8-bit pictures. Otherwise the same without any rounding: what has
-    a gradient.
-    """
-
-    def __call__(self, images: torch.Tensor, exact: bool = True) -> torch.Tensor: ...
+DIFFERENTIABLE = True
 
 
-def load_open_clip(path: Path, batch: int, device: str) -> ClipScorer:
+def load(path: Path, batch: int, device: str, options: None = None) -> ClipScorer:
     """The scorer of an open_clip folder.
 
     Raises:
         GranularError: what is missing and where it was looked for, or how the weights do not fit.
     """
     config = read_config(path)
-    weights = next((path / name for name in WEIGHTS if (path / name).is_file()), None)
+    weights = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), None)
     if weights is None:
-        raise GranularError(f"no weights in {path}: looked for {', '.join(WEIGHTS)}.")
+        raise GranularError(f"no weights in {path}: looked for {', '.join(WEIGHT_FILES)}.")
     model = build_model(config["model_cfg"], path)
     load_strictly(model, read_weights(weights), weights)
-    preprocess = open_clip_preprocess(config.get("preprocess_cfg", {}), image_size(model, path), path)
+    preprocess = open_clip_preprocess(config.get("preprocess_cfg", {}), image_size(model, path), path / CONFIG)
     tokenizer = Tokenizer(config["model_cfg"]["text_cfg"], path)
     return ClipScorer(
         "open_clip", __name__, model=model, config=config, tokenizer=tokenizer, preprocess=preprocess, batch=batch,
@@ -118,9 +113,9 @@ class ClipScorer:
 
         require_aligned(images, prompts, metadata)
         rewards: list[Reward] = []
-        with torch.no_grad(), _repeatable():
+        with torch.no_grad(), repeatable():
             for rows, padded, texts in self._batches(images, prompts):
-                cosines = (_unit(self.model.encode_image(self.preprocess(padded))) * texts).sum(-1)
+                cosines = (unit(self.model.encode_image(self.preprocess(padded))) * texts).sum(-1)
                 rewards += [Reward(float(value)) for value in cosines[: len(rows)].cpu()]
         return rewards
 
@@ -139,10 +134,10 @@ class ClipScorer:
         rewards: list[Reward] = []
         maps = np.empty(images.shape[:3], np.float32)
         # The one attention whose backward pass adds in a fixed order on a GPU too.
-        with _repeatable(), sdpa_kernel(SDPBackend.MATH):
+        with repeatable(), sdpa_kernel(SDPBackend.MATH):
             for rows, padded, texts in self._batches(images, prompts):
                 pixels = self.preprocess(padded).requires_grad_()
-                cosines = (_unit(self.model.encode_image(pixels)) * texts).sum(-1)
+                cosines = (unit(self.model.encode_image(pixels)) * texts).sum(-1)
                 (inner,) = torch.autograd.grad(cosines.sum(), pixels)
                 padded.requires_grad_()
                 (outer,) = torch.autograd.grad(self.preprocess(padded, exact=False), padded, inner)
@@ -185,7 +180,7 @@ class ClipScorer:
         for start in range(0, len(new), self.batch):
             rows = new[start : start + self.batch]
             tokens = self.tokenizer(rows + [""] * (self.batch - len(rows))).to(self.device)
-            features = _unit(self.model.encode_text(tokens))
+            features = unit(self.model.encode_text(tokens))
             self._texts.update(zip(rows, features))
         if not prompts:
             return torch.zeros(0, 0)
@@ -236,14 +231,14 @@ class Tokenizer:
         return self._length(text)
 
 
-def _repeatable() -> AbstractContextManager[None]:
+def repeatable() -> AbstractContextManager[None]:
     """TF32 would be used in convolutions by default, and cudnn may otherwise choose another algorithm each time."""
     import torch
 
     return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
 
 
-def _unit(features: torch.Tensor) -> torch.Tensor:
+def unit(features: torch.Tensor) -> torch.Tensor:
     import torch
 
     return torch.nn.functional.normalize(features.float(), dim=-1)
@@ -276,43 +271,6 @@ def build_model(model_cfg: Mapping[str, Any], where: Path) -> torch.nn.Module:
         raise GranularError(f"{where / CONFIG}: open_clip cannot build this model ({error}).") from None
 
 
-def read_weights(path: Path) -> dict[str, torch.Tensor]:
-    """A state dict from safetensors or from a torch file (plain, or under the key `state_dict`), on the CPU."""
-    import pickle
-
-    import torch
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, OSError, SafetensorError, pickle.UnpicklingError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise GranularError(f"{path}: cannot be read as weights ({reason}).") from None
-    state = content.get("state_dict", content) if isinstance(content, Mapping) else None
-    if not state or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise GranularError(f"{path}: expected a mapping of tensors, plain or under the key 'state_dict'.")
-    return dict(state)
-
-
-def load_strictly(model: torch.nn.Module, state: Mapping[str, torch.Tensor], where: Path) -> None:
-    """Load every weight or none: a tower that stayed random would score plausibly and mean nothing."""
-    own = model.state_dict()
-    missing = sorted(set(own) - set(state))
-    unknown = sorted(set(state) - set(own))
-    reshaped = sorted(name for name in set(own) & set(state) if own[name].shape != state[name].shape)
-    faults = [
-        f"{len(names)} {what} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
-        for what, names in (("missing", missing), ("unknown", unknown), ("of another shape", reshaped))
-        if names
-    ]
-    if faults:
-        raise GranularError(f"{where}: the weights do not fit the model: {'; '.join(faults)}.")
-    model.load_state_dict(dict(state), strict=True)
-
-
 def image_size(model: torch.nn.Module, where: Path) -> int:
     """The side of the (square) images a model takes."""
     size = model.visual.image_size
@@ -320,67 +278,3 @@ def image_size(model: torch.nn.Module, where: Path) -> int:
     if len(sides) != 1:
         raise GranularError(f"{where / CONFIG}: only square inputs are supported, vision_cfg.image_size is {size}.")
     return sides.pop()
-
-
-def linear_resize(x: torch.Tensor, height: int, width: int, mode: Any) -> torch.Tensor:
-    """torchvision's antialiased resize of [B, 3, H, W] as two matrix products, whose gradient is one too.
-
-    The gradient of torchvision's own is summed in any order on a GPU.
-    """
-    import torch
-    from torchvision.transforms import functional as F
-
-    def weights(before: int, after: int) -> torch.Tensor:
-        return F.resize(torch.eye(before)[None], [after, before], mode, antialias=True)[0].to(x.device, x.dtype)
-
-    return weights(x.shape[-2], height) @ x @ weights(x.shape[-1], width).T
-
-
-def open_clip_preprocess(overrides: Mapping[str, Any], size: int, where: Path) -> Preprocess:
-    """open_clip's evaluation transform for batches, from a config's `preprocess_cfg`.
-
-    shortest: the shortest side becomes `size`, the centre is cut out. squash: both sides become `size`. longest: the
-    longest side becomes `size`, the rest is filled with `fill_color`.
-    """
-    import torch
-    from open_clip.transform import PreprocessCfg, center_crop_or_pad, merge_preprocess_dict
-    from torchvision.transforms import InterpolationMode
-    from torchvision.transforms import functional as F
-
-    cfg = PreprocessCfg(**merge_preprocess_dict(PreprocessCfg(), dict(overrides)))
-    for key, value, allowed in (
-        ("resize_mode", cfg.resize_mode, ("shortest", "longest", "squash")),
-        ("interpolation", cfg.interpolation, ("bicubic", "bilinear")),
-    ):
-        if value not in allowed:
-            raise GranularError(f"{where / CONFIG}: preprocess_cfg.{key} '{value}': {nearest(str(value), allowed)}")
-    mode = InterpolationMode(cfg.interpolation)
-
-    def resize(x: torch.Tensor, height: int, width: int, exact: bool) -> torch.Tensor:
-        before = x.shape[-2:]
-        if before == (height, width):
-            return x
-        if not exact:
-            return linear_resize(x, height, width, mode)
-        # PIL resizes one side at a time (width first, unless only the height shrinks) and rounds to uint8 after each;
-        # resizing both at once would be up to six grey levels off.
-        x = (x * 255).round().to(torch.uint8)
-        first = [height, before[1]] if height < before[0] and width > before[1] else [before[0], width]
-        x = F.resize(F.resize(x, first, mode, antialias=True), [height, width], mode, antialias=True)
-        return x.float() / 255
-
-    def preprocess(images: torch.Tensor, exact: bool = True) -> torch.Tensor:
-        x = images.permute(0, 3, 1, 2).contiguous()
-        height, width = x.shape[-2:]
-        if cfg.resize_mode == "shortest":
-            short = min(height, width)
-            x = F.center_crop(resize(x, size * height // short, size * width // short, exact), [size, size])
-        elif cfg.resize_mode == "squash":
-            x = resize(x, size, size, exact)
-        else:
-            ratio = max(height, width) / size
-            x = resize(x, round(height / ratio), round(width / ratio), exact)
-            x = center_crop_or_pad(x, [size, size], fill=cfg.fill_color / 255)
-        return F.normalize(x, list(cfg.mean), list(cfg.std))
-
-    return preprocess

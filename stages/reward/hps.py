@@ -17,18 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stages.core.errors import GranularError
-from stages.reward.clip import (
-    CONFIG,
-    ClipScorer,
-    Preprocess,
-    Tokenizer,
-    build_model,
-    image_size,
-    linear_resize,
-    load_strictly,
-    read_config,
-    read_weights,
-)
+from stages.reward.clip import CONFIG, ClipScorer, Tokenizer, build_model, image_size, read_config
+from stages.reward.preprocess import Preprocess, linear_resize
+from stages.reward.weights import load_strictly, read_weights
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +27,10 @@ if TYPE_CHECKING:
 ARCHITECTURE = "ViT-H-14"
 
 
-def load_hpsv2(path: Path, batch: int, device: str) -> ClipScorer:
+DIFFERENTIABLE = True
+
+
+def load(path: Path, batch: int, device: str, options: None = None) -> ClipScorer:
     """The HPSv2 scorer of a checkpoint file, or of a folder with one.
 
     Raises:

@@ -22,6 +22,8 @@ from stages.core.images import to_uint8
 from stages.core.types import Reward
 from stages.reward.base import require_aligned
 
+WEIGHTS = "none"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:

@@ -28,6 +28,8 @@ from stages.core.types import Reward
 from stages.prompts.targets import quoted_phrase
 from stages.reward.base import require_aligned
 
+WEIGHTS = "none"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:

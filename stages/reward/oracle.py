@@ -6,6 +6,7 @@ Value: graded score in [0, 1]. Sub-score `correct`: 0 or 1.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +15,13 @@ from stages.core.code import code_digest
 from stages.core.images import to_uint8
 from stages.core.types import Reward
 from stages.reward.base import require_aligned
+
+WEIGHTS = "none"
+
+
+def load(path: Path | None, batch: int, device: str, options: None) -> OracleScorer:
+    """The oracle; it has no weights."""
+    return OracleScorer(batch)
 
 
 class OracleScorer:

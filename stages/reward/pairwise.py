@@ -14,16 +14,54 @@ judge is a vision-language model behind a server. The judge here is a pointwise 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any, Literal, Protocol
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
+from pydantic import Field
 
 from stages.core.code import code_digest
+from stages.core.errors import GranularError, nearest
 from stages.core.types import Reward
-from stages.reward.base import Scorer
+from stages.reward import kinds
+from stages.reward.base import Scorer, check_golden
 from stages.reward.scoring import score_images
+
+WEIGHTS = "optional"  # as its judge says
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Who compares two images.
+
+    judge: kind of a pointwise scorer. margin: scores at most this far apart are a tie, in the judge's own unit (cosine
+        for the CLIP kinds). model: the judge's own options.
+    """
+
+    judge: str
+    margin: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    model: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        known = sorted({*kinds.KINDS} - {"pairwise"})
+        if self.judge not in known:
+            raise ValueError(f"judge: no pointwise scorer of kind {self.judge!r}; {nearest(self.judge, known)}")
+        try:
+            object.__setattr__(self, "model", kinds.checked_options(self.judge, self.model, "model"))
+        except GranularError as error:
+            raise ValueError(str(error)) from None
+
+
+def load(path: Path | None, batch: int, device: str, options: Options) -> PairwiseScorer:
+    """The judge, checked against its own golden pairs, as one that compares."""
+    model = kinds.options_of(options.judge, options.model)
+    scorer = kinds.module_of(options.judge).load(path, batch, device, model)
+    if path is not None:
+        check_golden(scorer, path if path.is_dir() else path.parent)
+    return PairwiseScorer(MarginJudge(scorer, options.margin))
+
 
 Outcome = Literal["first", "second", "tie", "unparsed", "missing"]
 
@@ -117,7 +155,8 @@ class PairwiseScorer:
     def identity(self) -> dict[str, str]:
         """The judge's, under names of its own, and this code."""
         judge = {f"judge.{name}": value for name, value in self.judge.identity().items()}
-        return {"kind": "pairwise", "code": code_digest(__name__), **judge}
+        others = {*kinds.KINDS.values()} - {__name__}  # that the table names; the judge has a digest of its own
+        return {"kind": "pairwise", "code": code_digest(__name__, skip=sorted(others)), **judge}
 
 
 def win_rates(members: int, comparisons: Sequence[tuple[int, int, Outcome]]) -> list[Reward]:

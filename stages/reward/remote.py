@@ -30,6 +30,8 @@ from stages.reward.wire import Reply, Unreadable, decode_identity, decode_reply,
 if TYPE_CHECKING:
     import httpx
 
+WEIGHTS = "none"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:

@@ -62,6 +62,8 @@ Answer: Yes or No"""
 _ANSWER = re.compile(r"\banswer\b[\s*]*[:：][\s*]*(yes|no)\b", re.IGNORECASE)
 _BARE = re.compile(r"[\s*]*(yes|no)[\s*.!]*", re.IGNORECASE)
 
+WEIGHTS = "none"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options(ChatOptions):

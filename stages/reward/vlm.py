@@ -24,6 +24,8 @@ from stages.reward.base import require_aligned
 from stages.reward.chat import Chat, ChatOptions, Question, served_model
 from stages.reward.judges import Judge, JudgeName, make_judge
 
+WEIGHTS = "none"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options(ChatOptions):

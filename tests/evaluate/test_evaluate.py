@@ -213,7 +213,7 @@ def test_a_failed_reward_is_a_row_without_a_value():
 
 def test_win_rates_do_not_evaluate(spec):
     with pytest.raises(ValueError, match="'pref' compares images of one policy"):
-        replace(spec, scorers={**spec.scorers, "pref": ScorerSpec(kind="pairwise", judge="lab_oracle")})
+        replace(spec, scorers={**spec.scorers, "pref": ScorerSpec(kind="pairwise", options={"judge": "lab_oracle"})})
 
 
 def test_kept_prompts_are_spread_over_all():

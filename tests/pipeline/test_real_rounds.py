@@ -111,7 +111,7 @@ def test_tokens_and_win_rates_go_through_the_stages_and_come_back_after_eviction
         real.plan(2),
         method={"name": "sga_grpo", "scorers": ["clip"]},
         rewards={"clip": 1.0, "pref": 0.5},
-        scorers={"clip": clip, "pref": replace(clip, kind="pairwise", judge="open_clip", margin=1e-3)},
+        scorers={"clip": clip, "pref": replace(clip, kind="pairwise", options={"judge": "open_clip", "margin": 1e-3})},
         validate=ValidateSpec(every=10, prompts=2, noises=2),
     )
     result = real.align("tokens", 2, run)

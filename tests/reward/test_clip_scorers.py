@@ -15,8 +15,8 @@ from torchvision.transforms import functional as F
 from stages.core.errors import GateError, GranularError
 from stages.core.images import from_uint8, to_uint8
 from stages.lab import scorers as lab
-from stages.reward.clip import open_clip_preprocess
 from stages.reward.hps import hps_preprocess
+from stages.reward.preprocess import open_clip_preprocess
 from stages.reward.registry import load
 from stages.reward.spec import ScorerSpec
 

@@ -100,7 +100,9 @@ def test_the_stage_writes_maps_of_distinct_images_where_they_are_asked_for(tmp_p
         np.testing.assert_array_equal(found, IMAGES[:3, ..., 0])
 
 
-@pytest.mark.parametrize("scorer", [{"kind": "lab_oracle"}, {"kind": "pairwise", "judge": "hpsv2", "path": "x"}])
+@pytest.mark.parametrize(
+    "scorer", [{"kind": "lab_oracle"}, {"kind": "pairwise", "path": "x", "options": {"judge": "hpsv2"}}]
+)
 def test_a_scorer_without_a_gradient_makes_no_maps(scorer):
     with pytest.raises(GranularError, match="has no gradient, so it makes no maps"):
         build(RewardSpec, {"name": "x", "scorer": scorer, "policy": {"base": "x"}, "maps": True}, "spec")

@@ -193,7 +193,7 @@ def test_the_stage_compares_the_leaves_of_a_prompt(tmp_path):
         images=lambda policy, folder, leaf_x: pictures([0.4, 0.1, 0.2, 0.3]),
         rollout=lambda folder: rollout,
     )
-    spec = {"name": "pref", "scorer": {"kind": "pairwise", "judge": "lab_oracle"}, "policy": {"base": "x"}}
+    spec = {"name": "pref", "scorer": {"kind": "pairwise", "options": {"judge": "lab_oracle"}}, "policy": {"base": "x"}}
     (tmp_path / "out").mkdir()
     inputs = {"rollout": tmp_path, "prompts": tmp_path / "prompts", "base": tmp_path}
     run(inputs, build(RewardSpec, spec, "spec"), resident, tmp_path / "out")
@@ -211,7 +211,7 @@ def test_a_clip_model_can_be_the_judge(tmp_path):
     images, texts = rng.integers(0, 256, (6, 32, 32, 3)).astype(np.uint8), ["a photo of a red circle"] * 6
     folder = lab.save(lab.build("clip", seed=1).eval(), "clip", tmp_path / "clip", [(images[0], texts[0])], steps=1)
     judge = ScorerSpec(kind="open_clip", path=str(folder), batch=4)
-    spec = ScorerSpec(kind="pairwise", judge="open_clip", path=str(folder), batch=4, margin=1e-3)
+    spec = ScorerSpec(kind="pairwise", path=str(folder), batch=4, options={"judge": "open_clip", "margin": 1e-3})
     plain, scorer = load("clip", judge, folder, "cpu"), load("pref", spec, folder, "cpu")
     inputs = {"images": from_uint8(images), "prompts": texts, "metadata": [{}] * 6}
     values = [reward.value for reward in plain.score(**inputs)]

@@ -1,20 +1,21 @@
 """The reward stage: each image once with its own prompt, failures kept apart, leaves of a node alike."""
 
+import inspect
 import json
-from typing import get_args, get_type_hints
+from dataclasses import asdict
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.workers import SCORERS
 from stages.core.errors import GranularError
 from stages.core.images import from_uint8
 from stages.core.spec import build
 from stages.core.types import Reward
-from stages.reward.registry import LOADERS, load
+from stages.reward import kinds
+from stages.reward.registry import load
 from stages.reward.scoring import score_images
-from stages.reward.spec import RewardSpec, ScorerSpec
+from stages.reward.spec import RewardSpec, ScorerSpec, scorer_spec
 from stages.reward.stage import prompt_of_nodes, reward_table, run, summarise
 
 
@@ -134,28 +135,40 @@ def test_a_round_without_one_good_score_has_no_mean(capsys):
 # --- specs -------------------------------------------------------------------------------------------------------
 
 
-def test_every_kind_has_a_loader_and_no_other():
-    kinds = set(get_args(get_type_hints(ScorerSpec)["kind"]))
-    assert kinds == {*LOADERS, "pairwise"} == set(SCORERS)
+@pytest.mark.parametrize("kind", kinds.KINDS)
+def test_every_kind_says_what_it_is(kind):
+    module = kinds.module_of(kind)
+    assert [*inspect.signature(module.load).parameters] == ["path", "batch", "device", "options"]
+    assert kinds.weights(kind) in ("needed", "none", "optional")
+
+
+def test_options_stand_beside_the_other_keys_and_count_alike_written_or_not():
+    short = scorer_spec({"kind": "pairwise", "judge": "lab_oracle"}, "scorers.s")
+    long = scorer_spec({"kind": "pairwise", "judge": "lab_oracle", "margin": 0, "batch": 64, "model": {}}, "scorers.s")
+    assert short == long and short.model == "lab_oracle"
+    # A request.json holds the spec as plain values.
+    assert build(ScorerSpec, json.loads(json.dumps(asdict(short))), "spec") == short
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"kind": "clip", "path": "x"}, "scorers.s.kind: should be 'open_clip', 'hpsv2', 'lab_oracle' or 'pairwise'"),
+        ({"kind": "clip", "path": "x"}, "scorers.s.kind: no scorer of kind 'clip'"),
+        ({"path": "x"}, "scorers.s.kind: is required but missing"),
         ({"kind": "hpsv2"}, "needs a path, the folder with its weights"),
-        ({"kind": "lab_oracle", "path": "x"}, "a lab_oracle has no weights, so no path"),
-        ({"kind": "lab_oracle", "batches": 3}, "did you mean 'batch'"),
-        ({"kind": "pairwise", "path": "x"}, "a pairwise scorer needs a judge"),
+        ({"kind": "lab_oracle", "path": "x"}, "a scorer of kind lab_oracle has no weights, so no path"),
+        ({"kind": "lab_oracle", "batches": 3}, "batches: unknown key of kind lab_oracle; did you mean 'batch'"),
+        ({"kind": "pairwise", "path": "x"}, "scorers.s.judge: is required but missing"),
         ({"kind": "pairwise", "judge": "hpsv2"}, "a scorer of kind hpsv2 needs a path"),
-        ({"kind": "pairwise", "judge": "pairwise", "path": "x"}, "scorers.s.judge: should be"),
-        ({"kind": "open_clip", "path": "x", "margin": 0.1}, "judge and margin belong to a pairwise scorer"),
+        ({"kind": "pairwise", "judge": "pairwise", "path": "x"}, "no pointwise scorer of kind 'pairwise'"),
+        ({"kind": "open_clip", "path": "x", "margin": 0.1}, "scorers.s.margin: unknown key of kind open_clip"),
         ({"kind": "pairwise", "judge": "lab_oracle", "margin": -0.1}, "scorers.s.margin: should be greater"),
+        ("hpsv2", "scorers.s: expected a section of keys"),
     ],
 )
 def test_a_wrong_scorer_section_is_one_sentence(values, message):
     with pytest.raises(GranularError, match=message):
-        build(ScorerSpec, values, "scorers.s")
+        scorer_spec(values, "scorers.s")
 
 
 def test_weights_are_given_exactly_where_they_are_needed(tmp_path):

@@ -11,7 +11,7 @@ from torchvision.transforms import InterpolationMode, functional
 
 from stages.core.images import from_uint8
 from stages.lab import scorers as lab
-from stages.reward.clip import linear_resize
+from stages.reward.preprocess import linear_resize
 from stages.reward.registry import load
 from stages.reward.spec import ScorerSpec
 
