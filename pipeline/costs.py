@@ -106,10 +106,13 @@ def costs(run: RunPlan) -> Costs:
     )
 
 
-def _told(parts: dict[str, int]) -> str:
-    """`1.2 GB (transformer 1.0 GB, …)`, parts of nothing left out."""
-    named = ", ".join(f"{part} {size(count)}" for part, count in parts.items() if part != "total" and count)
-    return f"{size(parts['total'])} ({named})"
+def _told(parts: dict[str, int], most: int = 4) -> str:
+    """`1.2 GB (transformer 1.0 GB, …, 3 more 20 MB)`: the largest parts, and how much the others are together."""
+    ranked = sorted((name for name in parts if name != "total" and parts[name]), key=parts.__getitem__, reverse=True)
+    shown = [f"{name} {size(parts[name])}" for name in ranked[:most]]
+    if rest := ranked[most:]:
+        shown.append(f"{len(rest)} more {size(sum(parts[name] for name in rest))}")
+    return f"{size(parts['total'])} ({', '.join(shown)})"
 
 
 def _counts(one: Ledger) -> dict[str, int]:
