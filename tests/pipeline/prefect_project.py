@@ -46,7 +46,7 @@ def make_project(folder: Path) -> None:
     raw["align"] |= {"update_batch": 4, "validate": {"every": 0, "prompts": 2, "noises": 1}}
     raw["runs"] = {
         "toy": {"method": {"name": "g2rpo", "granularities": [1, 2]}},
-        "long": {"method": {"name": "g2rpo", "granularities": [1]}, "rounds": 12},
+        "long": {"method": {"name": "g2rpo", "granularities": [1]}, "rounds": 6},
     }
     YAML().dump(raw, folder / "params.yaml")
     subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
