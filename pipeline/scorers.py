@@ -16,6 +16,7 @@ from stages.core import digest
 from stages.core.errors import GateError, GranularError
 from stages.core.publish import write_text
 from stages.core.spec import read_json
+from stages.reward import kinds
 from stages.reward.spec import ScorerSpec
 
 # Code of this project: whether results by other code count as today's is decided by accepted-code.json, not here.
@@ -42,10 +43,6 @@ def service(store: Store, name: str, spec: ScorerSpec) -> External | None:
     Raises:
         GranularError: nobody answers there, or not as a scorer.
     """
-    if not hasattr(spec, "options"):
-        return None
-    from stages.reward import kinds
-
     introduce = getattr(kinds.module_of(spec.model), "introduce", None)
     if introduce is None:
         return None

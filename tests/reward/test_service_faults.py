@@ -18,6 +18,7 @@ from stages.core.errors import GateError, GranularError
 from stages.core.spec import build as build_spec
 from stages.methods import build
 from stages.reward import remote, transport, vlm
+from stages.reward.scoring import require_identity
 from stages.reward.spec import RewardSpec
 from stages.reward.stage import run
 from tests.reward.fake_services import JudgeService, ScorerService, image_of
@@ -172,3 +173,16 @@ def test_a_service_that_dies_before_the_round_stops_the_run_under_either_policy(
     assert summary["ok"] == 0 and table["value"].isna().all()
     with pytest.raises(GranularError if policy == "stop" else GateError):
         advantages(rollout, {"s": table}, {"s": 1.0}, build(METHOD).credit, policy)
+
+
+def test_a_stage_refuses_another_scorer_than_the_one_its_run_asked_about(tmp_path):
+    service = ScorerService()
+    scorer = http_scorer(service.start())
+    service.stop()
+    known = {name: text for name, text in scorer.identity().items() if name != "code"}
+    (tmp_path / "known.json").write_text(json.dumps(known))
+    require_identity("far", scorer, tmp_path / "known.json")
+    require_identity("near", scorer, None)
+    (tmp_path / "known.json").write_text(json.dumps(known | {"served.weights": "w0"}))
+    with pytest.raises(GateError, match=r"scorers.far: another scorer answers .*served.weights changed"):
+        require_identity("far", scorer, tmp_path / "known.json")
