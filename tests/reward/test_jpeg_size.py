@@ -67,3 +67,13 @@ def test_wrong_options_are_refused(section):
 def test_options_are_part_of_the_identity():
     one, other = (load(None, 2, "cpu", Options(quality=quality)).identity() for quality in (90, 95))
     assert one != other and one["kind"] == "jpeg_size"
+
+
+def test_it_is_loaded_by_its_section():
+    from stages.reward.registry import load as load_scorer
+    from stages.reward.spec import scorer_spec
+
+    spec = scorer_spec({"kind": "jpeg_size", "goal": "incompress", "quality": 50, "batch": 2}, "scorers.j")
+    scorer = load_scorer("j", spec, None, "cpu")
+    rewards = scorer.score(images=NOISE, prompts=["a"] * 3, metadata=[{}] * 3)
+    assert [reward.value for reward in rewards] == values(NOISE, goal="incompress", quality=50)
