@@ -285,7 +285,7 @@ def gc(dry: Annotated[bool, typer.Option("--dry", help="Say what would go, and l
 
 @app.command()
 def pack(run: Annotated[str, typer.Argument(metavar="RUN", help="A run, or a variation of one.")]) -> None:
-    """Lay a run's rounds out as data/rounds/RUN, for DVC to carry to another machine (see docs/sharing.md)."""
+    """Lay a run's rounds out as data/rounds/RUN and add them to DVC, which carries them (docs/sharing.md)."""
     from pipeline import packing
     from pipeline.params import load_params
     from pipeline.reuse import Store
@@ -294,7 +294,8 @@ def pack(run: Annotated[str, typer.Argument(metavar="RUN", help="A run, or a var
 
     plan_ = find(load_params(), run)
     count = packing.pack(plan_, Store(), InlineWorker(plan_.policy.threads))
-    typer.echo(f"pack: {count} results in {packing.PACKED / run}")
+    note = packing.add(run)
+    typer.echo(f"pack: {count} results; commit {note}, and `dvc push {packing.PACKED / run}` sends them")
 
 
 @app.command()

@@ -1,14 +1,17 @@
 """A run's rounds as a folder that DVC can carry: `data/rounds/<run>`, and back into the store of another machine.
 
 The round store lies outside every DVC output, because DVC deletes outputs before it runs a command; so a run's part of
-it is laid out again, in the store's own structure `<stage>/<fingerprint>/`, as an output of the graph in
-`rounds/dvc.yaml`. What retention has evicted is not there; tables and manifests always are.
+it is laid out again, in the store's own structure `<stage>/<fingerprint>/`, and added to DVC for the remote `bulk`.
+What retention has evicted is not there; tables and manifests always are.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +20,7 @@ from typing import TYPE_CHECKING
 from pipeline.reuse import BESIDE, Published, Store
 from stages.core import digest
 from stages.core.errors import GranularError, nearest
-from stages.core.publish import scratch_beside
+from stages.core.publish import scratch_beside, write_text
 from stages.core.spec import read_json
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from pipeline.workers import Worker
 
 PACKED = Path("data/rounds")
+REMOTE = "bulk"  # of .dvc/config
 
 
 def results(run: RunPlan, store: Store, worker: Worker) -> Iterator[Published]:
@@ -68,6 +72,29 @@ def pack(run: RunPlan, store: Store, worker: Worker, packed: Path = PACKED) -> i
             if not target.exists():  # a policy that stayed the same is one result of several rounds
                 shutil.copytree(one.folder, target, copy_function=_link)
     return len(found)
+
+
+def add(name: str, packed: Path = PACKED) -> Path:
+    """Add a packed run to DVC, for the remote of what can be made again; returns the file to commit.
+
+    Raises:
+        GranularError: DVC refuses.
+    """
+    from ruamel.yaml import YAML
+
+    folder, yaml = packed / name, YAML()
+    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "add", "--quiet", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["it said nothing"])[0].removeprefix("ERROR: ")
+        raise GranularError(f"dvc add {folder}: {said}")
+    note = packed / f"{name}.dvc"
+    content = yaml.load(note.read_text(encoding="utf-8"))
+    content["outs"][0]["remote"] = REMOTE
+    text = io.StringIO()
+    yaml.dump(content, text)
+    write_text(note, text.getvalue())
+    return note
 
 
 def unpack(name: str, store: Store, packed: Path = PACKED) -> tuple[int, int]:
