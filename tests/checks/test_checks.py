@@ -37,6 +37,11 @@ def test_the_method_of_the_docs_passes(tmp_path):
     assert wrong(file) == {}
 
 
+def test_the_credit_rule_of_the_docs_passes(tmp_path):
+    file = write(tmp_path, re.findall(r"```python\n(.*?)```", PAGE, re.S)[1])
+    assert wrong(file + ":credit") == {}
+
+
 def test_a_centred_reward_is_a_credit_rule(tmp_path):
     assert wrong(write(tmp_path, RULE.format(part=CENTRED)) + ":credit") == {}
     assert wrong(write(tmp_path, RULE.format(part=CENTRED)) + ":credit", on="dancegrpo") == {}
