@@ -53,7 +53,7 @@ def figure(results: Results, steps: int, name: str, title: str, seeds_of: Sequen
 
 
 NOTES = (
-    "Training reward: the rewards of `align`, each in standard deviations of the base policy's images and weighted as "
+    "Training reward: the scorers that are trained on, each in standard deviations of the base policy's images and weighted as "
     "in training. A gain of 0 is the base policy.",
     "An interval covers the luck of a training seed (Student's t over seeds) and the choice of prompts. It is not "
     "adjusted for the number of comparisons on the page.",

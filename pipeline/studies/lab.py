@@ -56,13 +56,12 @@ class Lab:
         """Train an arm to its end, or find it trained: a training that is in the store is not assembled again, for its
         weights may have been evicted by one that went on from there."""
         return self._found(run) or align(
-            run, self.store, self.worker, lambda event: None, project=self.folder, delivered=Path("policies")
+            run, self.store, self.worker, lambda event: None, project=self.folder, delivered=Path("policies"), redo=True
         )
 
     def _found(self, run: RunPlan) -> RunResult | None:
-        driver = Driver(run.name, self.store, self.worker, lambda event: None)
-        driver.dry = True
-        loop, rounds, validations = Loop(run, driver), [], {}
+        loop, rounds, validations = self.loop(run), [], {}
+        loop.driver.dry = True
         try:
             start = policy = loop.start()
             for round_ in range(run.rounds + 1):
@@ -73,10 +72,11 @@ class Lab:
                     validations[round_] = loop.validate(round_, policy)
         except NotYet:
             return None
-        return None if driver.others else RunResult(run, start, tuple(rounds), validations, 0)
+        return RunResult(run, start, tuple(rounds), validations, 0)
 
     def loop(self, run: RunPlan) -> Loop:
-        return Loop(run, Driver(run.name, self.store, self.worker, lambda event: None))
+        """The calls of a run. All arms of a study are of one code, today's, so what other code made is made again."""
+        return Loop(run, Driver(run.name, self.store, self.worker, lambda event: None, redo=True))
 
     def prompts(self) -> tuple[int, ...]:
         """Test prompts, spread over the split."""
