@@ -255,11 +255,11 @@ def _update(told: Explanation, stored: StoredRound, method: Method, edge: int) -
         if step["skipped"]:
             told.say("That step was skipped, because all its advantages are 0: it moved no weight.")
             continue
-        _ratio(told, row)
+        _ratio(told, row, method)
         _gradient(told, stored, method, row, step)
 
 
-def _ratio(told: Explanation, row: dict) -> None:
+def _ratio(told: Explanation, row: dict, method: Method) -> None:
     if row["ratio"] is None or math.isnan(row["ratio"]):
         told.say("The objective has no likelihood ratio.")
         return
@@ -272,8 +272,10 @@ def _ratio(told: Explanation, row: dict) -> None:
         part = "" if abs(side) == 1 else f" for {abs(side):.0%} of its tokens"
         way = "above" if side > 0 else "below"
         told.say(f"That is {way} the clip, on the side where more would be gained: the loss stops there{part}.")
+    elif abs(row["ratio"] - 1) <= method.clip_range:
+        told.say(f"That is inside the clip, 1 ± {_number(method.clip_range)}.")
     else:
-        told.say("That is inside the clip, or beyond it on the side where the loss does not stop.")
+        told.say("The loss does not stop there: the clip binds only on the side where more would be gained.")
 
 
 def _gradient(told: Explanation, stored: StoredRound, method: Method, row: dict, step: dict) -> None:

@@ -28,12 +28,12 @@ function zoom(leaf) {
 }
 
 /* Overview */
-$("what").textContent = `Method ${data.method.name}; ${prompts.length} prompts, ${members.length} trained steps, ${images.length} scored images; scorers ` +
+$("what").textContent = `Method ${data.method.name}; ${prompts.length} prompts, ${members.length} trained steps, ${new Set(images.map((one) => one.image)).size} images at ${images.length} leaves; scorers ` +
   scorers.map((one) => `${one} (weight ${data.scorers[one]})`).join(", ") + `; a missing reward: ${data.failures === "drop" ? "the member is dropped" : "the round stops"}.`;
 for (const one of data.facts) $("facts").append(el("li", {}, one.name, number("b", one.of, "", one.key, one.value), el("small", {}, one.note)));
 if (data.missing.leaf.length) {
   const host = el("div", { class: "scroll tall" });
-  $("missing").append(el("h3", {}, `Failures: ${data.missing.leaf.length} rewards are not there`), host);
+  $("missing").append(el("h3", {}, data.missing.leaf.length === 1 ? "Failures: 1 reward is not there" : `Failures: ${data.missing.leaf.length} rewards are not there`), host);
   new Grid(host, { table: "missing", key: "leaf", columns: Object.keys(data.missing), rows: rowsOf(data.missing), text: ["scorer", "status", "reason"],
     mark: () => "failed", open: (row) => choose(row.prompt, row.s, true) });
 }
@@ -99,7 +99,7 @@ function imageCell(member, leaf) {
     if (row[`status.${scorer}`] !== "ok") { list.append(el("dd", { class: "why" }, `${row[`status.${scorer}`]}: ${row[`reason.${scorer}`]}`)); continue; }
     const part = partOf(member, row, scorer);
     list.append(number("dd", "images", leaf, `reward.${scorer}`, row[`reward.${scorer}`], { title: "reward" }),
-      part ? number("dd", "members", member.edge, part, member[part], { title: "z-score", class: member[part] > 0 ? "pos" : "neg" }) : el("dd", {}));
+      part ? number("dd", "members", member.edge, part, member[part], { title: "z-score", class: member[part] > 0 ? "pos" : member[part] < 0 ? "neg" : null }) : el("dd", {}));
   }
   return el("div", { class: "cell" }, thumb(leaf), list);
 }
@@ -193,7 +193,8 @@ const pressed = new Set();
 for (const [name, label] of flags) $("flags").append(el("label", {}, el("input", { type: "checkbox", "data-flag": name, onchange: (event) => { event.target.checked ? pressed.add(name) : pressed.delete(name); filter(); } }), label));
 const judged = [...new Set(parts.map((name) => name.split(".").slice(1, -1).join(".")))];
 for (const one of judged) $("scorer").append(el("option", { value: one }, one));
-const allColumns = ["prompt", "text", "s", "member", ...memberNames.filter((name) => !["edge", "prompt", "s", "member"].includes(name))];
+const leading = ["prompt", "text", "s", "member", "advantage", "total", "why_zero", "clipped", "flips", "disagreement", "failures", "ratio", "clip_side"].filter((name) => name === "text" || has(name));
+const allColumns = [...leading, ...memberNames.filter((name) => name !== "edge" && !leading.includes(name))];
 const columnsOf = (scorer) => allColumns.filter((name) => !scorer || !/^[zr]\./.test(name) || name.split(".").slice(1, -1).join(".") === scorer);
 const memberGrid = new Grid($("member-list"), { table: "members", key: "edge", columns: allColumns, rows: members, text: ["text", "why_zero"], sort: { name: "advantage", down: true },
   mark: (row) => (row.failures ? "failed" : row.flips ? "flips" : ""), open: (row) => choose(row.prompt, row.s, true), label: { velocity_grad_norm: "‖∂L/∂v‖", text: "prompt text", why_zero: "why 0" } });
