@@ -53,8 +53,8 @@ def figure(results: Results, steps: int, name: str, title: str, seeds_of: Sequen
 
 
 NOTES = (
-    "Training reward: the scorers that are trained on, each in standard deviations of the base policy's images and weighted as "
-    "in training. A gain of 0 is the base policy.",
+    "Training reward: the scorers that are trained on, each in standard deviations of the base policy's images and "
+    "weighted as in training. A gain of 0 is the base policy.",
     "An interval covers the luck of a training seed (Student's t over seeds) and the choice of prompts. It is not "
     "adjusted for the number of comparisons on the page.",
     "The lab is a toy of 32 × 32 pixels: it says how the methods differ here, not how they rank on FLUX.1-dev.",
