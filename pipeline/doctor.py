@@ -110,12 +110,15 @@ def scorer(params: Params, name: str) -> str:
     """A scorer loads and reproduces its golden pairs."""
     from stages.core.resident import Resident
     from stages.core.spec import read_json
+    from stages.reward import kinds
     from stages.reward.base import GOLDEN
 
     spec = params.scorers[name]
     path = Path(spec.path) if spec.path else None
     Resident().scorer(name, spec, path, params.policy.device)  # loading checks the golden pairs
     judged = f"win rates, a tie within {spec.options['margin']:g}, judged by " if spec.kind == "pairwise" else ""
+    if hasattr(kinds.module_of(spec.model), "introduce"):
+        return f"{judged}{spec.model}: what answers at its address is a scorer"
     if path is None:
         return f"{judged}{spec.model}: exact, no weights"
     golden = (path if path.is_dir() else path.parent) / GOLDEN

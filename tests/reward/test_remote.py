@@ -97,11 +97,19 @@ def test_a_pickle_is_not_opened():
 
 
 def test_rewards_come_back_in_the_order_of_the_images_whichever_is_answered_first(service):
-    service.faults = [{"slow": 0.3}, {"slow": 0.15}]
-    assert score(scorer_of(service, concurrency=3)) == MEANS
-    assert sorted(len(asked.images) for asked in service.asked) == [2, 4, 4]
-    rows = [one["row"] for asked in service.asked for one in asked.metadata]
-    assert rows != sorted(rows) and sorted(rows) == list(range(10))
+    answer, answered = service.post, [threading.Event() for _ in range(4)]
+    answered[3].set()
+
+    def last_first(body):
+        chunk = wire.decode_request(body).metadata[0]["row"] // 4
+        answered[chunk + 1].wait(30)
+        reply = answer(body)
+        answered[chunk].set()
+        return reply
+
+    service.post = last_first
+    assert score(scorer_of(service, concurrency=3, timeout=60.0)) == MEANS
+    assert [asked.metadata[0]["row"] for asked in service.asked] == [8, 4, 0]
 
 
 def test_no_more_requests_are_under_way_than_allowed(service):
@@ -152,14 +160,14 @@ PASSING = {
     "500": {"status": 500},
     "429": {"status": 429},
     "breaks off": {"break": True},
-    "slow": {"slow": 0.6},
+    "slow": {"slow": 1.5},
 }
 
 
 @pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING)
 def test_what_heals_is_survived(service, fault):
     service.faults = [fault]
-    assert score(scorer_of(service, timeout=0.3)) == MEANS
+    assert score(scorer_of(service, timeout=1.0)) == MEANS
 
 
 @pytest.mark.parametrize(
@@ -167,12 +175,12 @@ def test_what_heals_is_survived(service, fault):
     [
         ({"status": 500, "says": "CUDA out of memory"}, "HTTP 500 .*CUDA out of memory.*up to 3 tries"),
         ({"break": True}, "RemoteProtocolError|ReadError"),
-        ({"slow": 0.6}, "no answer in time"),
+        ({"slow": 1.5}, "no answer in time"),
     ],
 )
 def test_what_does_not_heal_is_a_failure_with_a_reason_and_costs_its_own_rows(service, fault, reason):
     service.faults = [{}, *[fault] * 3]
-    rewards = score(scorer_of(service, timeout=0.3))
+    rewards = score(scorer_of(service, timeout=1.0))
     assert rewards[:4] == MEANS[:4] and rewards[8:] == MEANS[8:]
     for reward in rewards[4:8]:
         assert reward.status == "failed" and reward.value is None

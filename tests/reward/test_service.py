@@ -103,18 +103,28 @@ def test_a_request_whose_client_has_gone_is_not_computed():
         rewards = client.score(images=IMAGES[:3], prompts=PROMPTS[:3], metadata=METADATA[:3])
         assert [reward.status for reward in rewards] == ["failed"] * 3
         time.sleep(1.5)
-    assert len(scorer.seen) == 1  # the one that was already at the model
+    assert len(scorer.seen) <= 1  # the one that was already at the model
 
 
 def test_health_and_identity_answer_while_the_model_works():
-    with served(Mean(seconds=1.0)) as url:
-        asked = threading.Thread(target=client_of(url).score, kwargs={
-            "images": IMAGES[:1], "prompts": PROMPTS[:1], "metadata": METADATA[:1]
-        })  # fmt: skip
+    scorer, go_on = Mean(), threading.Event()
+    score, started = scorer.score, threading.Event()
+
+    def held(**inputs):
+        started.set()
+        go_on.wait(30)
+        return score(**inputs)
+
+    scorer.score = held
+    with served(scorer) as url:
+        inputs = {"images": IMAGES[:1], "prompts": PROMPTS[:1], "metadata": METADATA[:1]}
+        asked = threading.Thread(target=client_of(url, timeout=60.0).score, kwargs=inputs)
         asked.start()
-        time.sleep(0.2)
-        assert httpx.get(f"{url}/health", timeout=0.5).json() == {"status": "ok"}
-        assert httpx.get(f"{url}/identity", timeout=0.5).json() == {"identity": {"kind": "mean", "code": "c"}}
+        assert started.wait(30)
+        assert httpx.get(f"{url}/health", timeout=20).json() == {"status": "ok"}
+        assert httpx.get(f"{url}/identity", timeout=20).json() == {"identity": {"kind": "mean", "code": "c"}}
+        assert not go_on.is_set()
+        go_on.set()
         asked.join()
 
 

@@ -40,7 +40,7 @@ def spoiled(change):
 
 SCORER_FAULTS = {
     "500": {"status": 500},
-    "timeout": {"slow": 0.8},
+    "timeout": {"slow": 1.5},
     "breaks off": {"break": True},
     "empty": {"body": b""},
     "garbage": {"body": b"<html>502 Bad Gateway</html>"},
@@ -120,11 +120,11 @@ def scored(rollout, images, scorer, folder):
 
 
 def http_scorer(url):
-    return remote.load(None, 64, "cpu", remote.Options(url=url, timeout=0.4, retries=1, concurrency=1, chunk=1))
+    return remote.load(None, 64, "cpu", remote.Options(url=url, timeout=1.0, retries=1, concurrency=1, chunk=1))
 
 
 def vlm_scorer(url):
-    options = {"judge": "unified_reward", "timeout": 0.4, "retries": 1, "concurrency": 1, "ask_again": 0}
+    options = {"judge": "unified_reward", "timeout": 1.0, "retries": 1, "concurrency": 1, "ask_again": 0}
     return vlm.load(None, 64, "cpu", vlm.Options(url=url, model="UnifiedReward", **options))
 
 

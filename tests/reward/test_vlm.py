@@ -127,19 +127,19 @@ def test_a_question_of_one_s_own_is_read_from_a_file(service, tmp_path):
 
 # --- faults ----------------------------------------------------------------------------------------------------------
 
-PASSING = {"500": {"status": 500}, "429": {"status": 429}, "breaks off": {"break": True}, "slow": {"slow": 0.6}}
+PASSING = {"500": {"status": 500}, "429": {"status": 429}, "breaks off": {"break": True}, "slow": {"slow": 1.5}}
 
 
 @pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING)
 def test_what_heals_is_survived(service, fault):
     service.faults = [fault]
-    assert score(scorer_of(service, timeout=0.3)) == [RATED] * 2
+    assert score(scorer_of(service, timeout=1.0)) == [RATED] * 2
 
 
 @pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING)
 def test_what_does_not_heal_costs_its_own_row(service, fault):
     service.faults = [{}, *[fault] * 3]
-    rewards = score(scorer_of(service, timeout=0.3), 3)
+    rewards = score(scorer_of(service, timeout=1.0), 3)
     assert [reward.status for reward in rewards] == ["ok", "failed", "ok"]
     assert rewards[1].value is None and "the judge did not answer" in rewards[1].reason
 
