@@ -48,9 +48,11 @@ def wall_time(results: Results, bootstrap: Bootstrap) -> Picture | None:
     spent = {name: run.minutes for name, run in results.runs.items() if run.minutes is not None}
     if not spent:
         return None
+    unit = "hours" if max(total.max() for total in spent.values()) > 120 else "minutes"
+    spent = {name: total / (60 if unit == "hours" else 1) for name, total in spent.items()}
     return _curves(
-        results, bootstrap, spent, "minutes", "wall_time", "Validation reward against wall time",
-        "Minutes: all stages of all rounds, on the machine that computed them; validations are not counted.",
+        results, bootstrap, spent, unit, "wall_time", "Validation reward against wall time",
+        "Time: all stages of all rounds, on the machine that computed them; validations are not counted.",
     )  # fmt: skip
 
 
@@ -85,7 +87,7 @@ def _curves(
             axis.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
         first = axis is axes[0][0]
         label(axis, f"{scorer} ({results.use(scorer)})", unit, "change since the start" if first else "")
-        if unit != "minutes":
+        if unit not in ("minutes", "hours"):
             thousands(axis)
     legend(figure, axes[0][0])
     size = " or ".join(f"{prompts} prompts × {rows // prompts} noises" for prompts, rows in sorted(counts))

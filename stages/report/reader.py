@@ -16,10 +16,7 @@ from stages.report.credit import by_step
 
 BASE = "base"
 # Evaluations that differ in any of these did not measure the same thing and are never compared.
-COMPARABLE = (
-    *("seed", "prompts", "noises", "steps", "shift", "family", "model_time", "guidance", "height", "width"),
-    *("more_steps", "more_noises"),
-)
+COMPARABLE = (*("seed", "prompts", "noises", "steps", "shift", "family", "model_time", "guidance", "height", "width"),)
 
 
 @dataclass(frozen=True)
@@ -45,12 +42,13 @@ class Evaluation:
         """The first letters of the digest of the evaluated weights."""
         return str(self.summary["policy"]["digest"]).rpartition(":")[2][:8]
 
-    def at(self, count: int) -> pd.DataFrame:
-        """The rewards at a number of steps, on the noises that every number of steps has."""
-        if count == self.summary["steps"]:
-            return self.rewards[self.rewards["noise"] < self.summary["more_noises"]]
-        assert self.steps is not None
-        return self.steps[self.steps["steps"] == count]
+    def at(self, count: int, noises: int) -> pd.DataFrame:
+        """The rewards at a number of steps, on the first few noises."""
+        rows = self.rewards
+        if count != self.summary["steps"]:
+            assert self.steps is not None
+            rows = self.steps[self.steps["steps"] == count]
+        return rows[rows["noise"] < noises]
 
     def of(self, scorer: str) -> pd.DataFrame:
         """The rows of one scorer."""
@@ -195,14 +193,14 @@ def comparable(root: Path, base: Evaluation, other: Evaluation) -> None:
     for key in COMPARABLE:
         if base.summary.get(key) != other.summary.get(key):
             raise GranularError(
-                f"{root}: '{other.name}' was evaluated with {key} {_short(other.summary.get(key))}, base with "
+                f"{root}: '{other.name}' was evaluated with {key} {_short(other.summary.get(key))}, '{base.name}' with "
                 f"{_short(base.summary.get(key))}; run `granular evaluate` for both under one setting."
             )
     ours, theirs = base.summary["scorers"], other.summary["scorers"]
     for name in {*ours, *theirs}:
         if ours.get(name, {}).get("identity") != theirs.get(name, {}).get("identity"):
             raise GranularError(
-                f"{root}: '{other.name}' and base were scored by different versions of '{name}'; "
+                f"{root}: '{other.name}' and '{base.name}' were scored by different versions of '{name}'; "
                 "run `granular evaluate` for both."
             )
 

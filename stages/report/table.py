@@ -123,9 +123,11 @@ class Table:
         verdict, prompts, noises, seeds (space-separated), source."""
         import pandas as pd
 
+        # Columns for people that say what the CSV's own columns say, and only of our numbers.
+        names = [c.title for c in self.columns if not c.origin and c.title not in ("n", "seeds")]
         found = []
         for row in self.rows:
-            named = {c.title: cell.text for c, cell in zip(self.columns, row.cells) if not c.origin}
+            named = {c.title: cell.text for c, cell in zip(self.columns, row.cells) if c.title in names}
             for column, cell in zip(self.columns, row.cells):
                 if not column.origin or cell.value is None:
                     continue
@@ -136,7 +138,6 @@ class Table:
                 if not column.published:
                     one |= {"prompts": row.prompts, "noises": row.noises, "seeds": " ".join(map(str, row.seeds))}
                 found.append(one | {"source": row.sources.get(column.origin, "")})
-        names = [c.title for c in self.columns if not c.origin]
         names += ["column", "origin", "value", "difference", "low", "high", "verdict", "prompts", "noises", "seeds"]
         table = pd.DataFrame(found, columns=list(dict.fromkeys([*names, "source"])))
         return table.astype({"prompts": "Int64", "noises": "Int64"})

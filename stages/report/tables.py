@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import pandas as pd
-
 from stages.core.types import Ledger
 from stages.report import published
 from stages.report.published import Reference, method_label, reward_label, set_of
@@ -186,21 +184,22 @@ def _command(results: Results, strides: list[str]) -> str:
 
 
 def steps(results: Results, reference: Reference, bootstrap: Bootstrap) -> Table | None:
-    """Table 3: numbers of sampling steps at inference; None where no evaluation has others than its own."""
-    if any(policy.steps is None for policy in results.policies):
+    """Table 3: numbers of sampling steps at inference; None where evaluations have no others than their own."""
+    given = [set(policy.summary.get("more_steps", ())) for policy in results.policies]
+    if not (others := set.intersection(*given)):
         return None
-    noises = int(results.base.summary["more_noises"])
+    noises = min(int(policy.summary["more_noises"]) for policy in results.policies)
     rows, beside = [], []
     for entry in entries(results):
-        for count in sorted({results.base.summary["steps"], *results.base.summary["more_steps"]}):
+        for count in sorted({results.base.summary["steps"], *others}):
             theirs = reference.find(
                 method=method_label(entry), train_reward=reward_label(entry, results), inference_steps=str(count)
             )
             beside.append(theirs)
-            at = at_steps(entry, count)
+            at = [policy.at(count, noises) for policy in entry.policies]
             cells = [*keys(entry)[:2], Cell(str(count)), *sample(entry, noises)]
             for scorer in results.scorers:
-                base = None if not entry.runs else results.base.at(count).query("scorer == @scorer")
+                base = None if not entry.runs else results.base.at(count, noises).query("scorer == @scorer")
                 mean, difference = pooled([rows_[rows_["scorer"] == scorer] for rows_ in at], base, bootstrap)
                 cells.append(mean_cell(mean, difference, mark=" ✓" if scorer in entry.rewards else ""))
             rows.append(
@@ -220,11 +219,6 @@ def steps(results: Results, reference: Reference, bootstrap: Bootstrap) -> Table
             setting(results.base), seeds_note(results), published.LEGEND,
         ),
     )  # fmt: skip
-
-
-def at_steps(entry: Entry, count: int) -> list[pd.DataFrame]:
-    """The entry's rewards at a number of steps, one table a seed."""
-    return [policy.at(count) for policy in entry.policies]
 
 
 def comparisons(results: Results, found: Mapping[tuple[str, str, str], Interval]) -> Table:
