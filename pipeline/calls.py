@@ -11,7 +11,7 @@ from pipeline.artifacts import Artifact, External, Input
 from pipeline.driver import Driver
 from pipeline.plan import RunPlan
 from pipeline.reuse import Request
-from pipeline.scorers import Identities, service, usable
+from pipeline.scorers import Identities, service, usable, weights
 from pipeline.workers import credit_code, method_code, scorer_modules
 from stages.core.code import code_digest
 from stages.core.spec import read_json
@@ -59,7 +59,7 @@ class Loop:
         self.prompts = Input(driver.external(run.prompts))
         self.embeddings = Input(driver.external(run.embeddings))
         self.weights = {
-            name: Input(driver.external(Path(spec.path))) for name, spec in run.scorers.items() if spec.path is not None
+            name: Input(weights(spec, driver.external)) for name, spec in run.scorers.items() if spec.path is not None
         }
         self.decoder = _components(Path(run.policy.base))
         self._services: dict[str, Input | None] = {}

@@ -217,6 +217,9 @@ def require_weights(params_policy: PolicySpec, scorers: Mapping[str, ScorerSpec]
         path = getattr(spec, "path", None)
         if path is not None and not Path(path).exists():
             raise GranularError(f"scorers.{name}.path: {path} is not there; put the weights there or fix the path.")
+        for key, other in spec.more_paths.items():
+            if not Path(other).exists():
+                raise GranularError(f"scorers.{name}.{key}: {other} is not there; put it there or fix the path.")
 
 
 def _check_splits(

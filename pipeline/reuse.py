@@ -35,8 +35,9 @@ from stages.core.types import Ledger
 SCHEMA = 1
 # Written by the driver beside a stage's outputs; not outputs themselves.
 BESIDE = frozenset({"manifest.json", "request.json", "log.json"})
-# Where a file lies says nothing about what it holds; its content enters as the digest of an input.
-LOCATIONS = frozenset({"base", "path", "single_file"})
+# Where a file lies says nothing about what it holds; its content enters as the digest of an input (`processor`, `clip`:
+# of scorers that read two folders).
+LOCATIONS = frozenset({"base", "path", "single_file", "processor", "clip"})
 # How memory is used, and where a download came from, change no number.
 NEUTRAL = frozenset({"residency", "checkpointing", "revision"})
 # Of a scorer behind an address: where it is and how patiently it is asked. What it is enters as its identity.

@@ -7,7 +7,8 @@ round is scored again once there is a chance.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Literal
 
 from pipeline.artifacts import External
@@ -32,6 +33,14 @@ def usable(found: Published, failures: Literal["stop", "drop"]) -> bool:
     summary = read_json(found.folder / "summary.json")
     images, ok = summary.get("images", 0), summary.get("ok", 0)
     return ok == images if failures == "stop" else ok > 0 or not images
+
+
+def weights(spec: ScorerSpec, external: Callable[[Path], External]) -> External:
+    """What a scorer is made of, at its path: known by the content there and by that of its other paths."""
+    assert spec.path is not None
+    own = external(Path(spec.path))
+    others = {name: external(Path(path)).digest for name, path in spec.more_paths.items()}
+    return External(digest.of_json({"path": own.digest, **others}), own.path) if others else own
 
 
 def service(store: Store, name: str, spec: ScorerSpec) -> External | None:

@@ -9,6 +9,8 @@ and, where they apply,
     Options           frozen dataclass of its knobs; without it `load` is handed None
     WEIGHTS           "needed" (if it says nothing), "optional" or "none": whether it has a path
     DIFFERENTIABLE    True if it can also make maps (`stages.reward.base.DifferentiableScorer`)
+    PATHS             options that are paths: what lies there is part of what the scorer is, as its weights are
+    introduce(options) -> dict      of a scorer behind an address: who it is, by one light request
 
 Its imports are light until `load` is called, because settings are checked long before.
 """
@@ -28,6 +30,10 @@ from stages.core.spec import build
 KINDS: dict[str, str] = {
     "open_clip": "stages.reward.clip",
     "hpsv2": "stages.reward.hps",
+    "pickscore": "stages.reward.pickscore",
+    "imagereward": "stages.reward.imagereward",
+    "aesthetic": "stages.reward.aesthetic",
+    "geneval": "stages.reward.geneval",
     "lab_oracle": "stages.reward.oracle",
     "pairwise": "stages.reward.pairwise",
     "callable": "stages.reward.callable",

@@ -56,6 +56,13 @@ class ScorerSpec:
         return self.options["judge"] if self.kind == "pairwise" else self.kind
 
     @property
+    def more_paths(self) -> dict[str, str]:
+        """Options that name something beside `path`: what lies there is part of what the scorer is."""
+        options = self.options["model"] if self.kind == "pairwise" else self.options
+        names = getattr(kinds.module_of(self.model), "PATHS", ())
+        return {name: options[name] for name in names if options[name] is not None}
+
+    @property
     def differentiable(self) -> bool:
         """Whether it can make maps, see `stages.reward.base.DifferentiableScorer`."""
         return kinds.differentiable(self.kind)
