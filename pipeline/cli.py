@@ -199,6 +199,24 @@ def report() -> None:
 
 
 @app.command()
+def compare(
+    one: Annotated[str, typer.Argument(metavar="A", help="A finished run or variation.")],
+    other: Annotated[str, typer.Argument(metavar="B", help="Another one; differences are B minus A.")],
+    out: Annotated[Path | None, typer.Option(help="File to write; reports/compare/A-B.html if not given.")] = None,
+) -> None:
+    """Two runs on one page: what differs in settings, code and weights, curves, paired differences, image pairs.
+
+    Example:
+
+        granular compare g2rpo_single g2rpo
+    """
+    from pipeline.compare import compare as compare_two
+    from pipeline.params import load_params
+
+    typer.echo(f"compare: wrote {compare_two(load_params(), one, other, out)}")
+
+
+@app.command()
 def status(
     watch: Annotated[bool, typer.Option("--watch", help="Look again every two seconds, until Ctrl-C.")] = False,
 ) -> None:
