@@ -190,6 +190,25 @@ def test_a_clone_without_any_remote_of_its_own_works_and_pushes_into_itself(made
     assert alone.git("status", "--porcelain") == ""
 
 
+def test_rounds_travel_and_one_stage_of_one_round_is_made_again_elsewhere(made: Project, tmp_path: Path) -> None:
+    here = made.clone(tmp_path / "here")
+    name_remotes(here, "folder", str(tmp_path / "remotes"))
+    shutil.copytree(made.store, here.store)
+    shutil.copytree(made.folder / ".dvc/cache", here.folder / ".dvc/cache")
+    here.dvc("checkout")
+    assert "commit data/rounds/tiny.dvc" in here.granular("pack", "tiny")
+    here.commit("rounds")
+    here.dvc("push")
+    there = here.clone(tmp_path / "there")
+    name_remotes(there, "folder", str(tmp_path / "remotes"))
+    there.dvc("pull", "-r", "models", "--allow-missing")
+    assert not (there.folder / "data/rounds/tiny").exists()
+    there.dvc("pull", "data/rounds/tiny", "data/embeddings")
+    assert "0 have their bytes back" in there.granular("unpack", "tiny")
+    said = there.granular("stage", "reward.clip", "--run", "tiny", "--round", "2", "--force")
+    assert "reward.clip: the same" in said
+
+
 # --- experiments -------------------------------------------------------------------------------------------------
 
 
