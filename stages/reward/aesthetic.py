@@ -87,7 +87,7 @@ class AestheticScorer:
             "kind": "aesthetic",
             "code": code_digest(__name__),
             "weights": digest.of_tensors(head.state_dict()),
-            "clip": clip.identity()["weights"],
+            **{f"clip.{name}": text for name, text in clip.identity().items() if name != "code"},
         }
 
     def identity(self) -> dict[str, str]:

@@ -54,8 +54,9 @@ def load(path: Path, batch: int, device: str, options: Options) -> PickScorer:
     model, config = read_model(CLIPModel, path)
     preprocess = processor_preprocess(processor, config["vision_config"].get("image_size", 224))
     tokenizer = ProcessorTokenizer(processor, model.config.text_config.max_position_embeddings)
+    known = {"model": config, "processor": read_json(processor / _PROCESSOR)}
     return PickScorer(
-        "pickscore", __name__, model=Towers(model), config=config, tokenizer=tokenizer, preprocess=preprocess,
+        "pickscore", __name__, model=Towers(model), config=known, tokenizer=tokenizer, preprocess=preprocess,
         batch=batch, device=device,
     )  # fmt: skip
 
