@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from pipeline.reuse import Store
 from pipeline.studies import NAMES, find
 from pipeline.studies.base import Arm, Size
 from pipeline.studies.granularity import equal_group
@@ -68,15 +69,22 @@ def test_an_interrupted_study_leaves_no_page_and_goes_on(params, store, worker, 
         return whole(stage, *arguments)
 
     monkeypatch.setattr(worker, "run", stopped)
-    changed = replace(params, seed=params.seed)
+    fresh = Store(tmp_path / "store")
     with pytest.raises(SystemExit) as stop:
-        study = find("noise")
-        run_study(
-            study, changed, type(store)(tmp_path / "store"), worker, size=small(study.size), folder=tmp_path / "runs",
-            reports=tmp_path / "reports", said=lambda line: None,
-        )  # fmt: skip
+        run("discretisation", params, fresh, worker, tmp_path)
     assert stop.value.code == 130
-    assert not (tmp_path / "reports" / "noise").exists()
+    assert not (tmp_path / "reports" / "discretisation").exists()
+
+    sampled = []
+
+    def counted(stage, inputs, spec, out):
+        sampled.append((stage, getattr(spec, "seed", None)))
+        return whole(stage, inputs, spec, out)
+
+    monkeypatch.setattr(worker, "run", counted)
+    run("discretisation", params, fresh, worker, tmp_path)
+    assert sampled.count(("rollout", 1)) == 2  # of three arms: one had been sampled before it was stopped
+    assert (tmp_path / "reports" / "discretisation" / "index.html").is_file()
 
 
 def test_arms_of_a_study_differ_in_nothing_but_what_is_asked(params, store, worker):
