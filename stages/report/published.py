@@ -22,7 +22,7 @@ SD3 = "published, SD3.5-M"
 EVALUATORS = ("HPS", "CLIP", "PS", "IR", "UR")
 # Kinds of scorers → what the G²RPO paper calls the same reward model.
 KINDS = {
-    "hpsv2": "HPS", "open_clip": "CLIP", "pickscore": "PS", "image_reward": "IR", "unified_reward": "UR",
+    "hpsv2": "HPS", "open_clip": "CLIP", "pickscore": "PS", "imagereward": "IR", "unified_reward": "UR",
 }  # fmt: skip
 METHODS = {"base": "Flux.1-dev", "dancegrpo": "DanceGRPO", "mixgrpo": "MixGRPO", "g2rpo": "G2RPO"}
 SINGLE, WHOLE = "G2RPO w/o MGAI", (1, 2, 3)
@@ -79,11 +79,10 @@ def read(folder: Path, name: str, numbers: Sequence[str], origin: str = FLUX) ->
 
 def reward_label(entry: Entry, results: Results) -> str:
     """`HPS+CLIP`: what an entry was trained on, as the paper writes it; `none` for the base."""
-    kinds = {
-        name: results.base.summary["scorers"].get(name, {}).get("identity", {}).get("kind", "")
-        for name in entry.rewards
-    }
-    known = [KINDS.get(kind, kind) for kind in kinds.values()]
+    identities = [results.base.summary["scorers"].get(name, {}).get("identity", {}) for name in entry.rewards]
+    # A vision-language judge is known by the question it is asked.
+    kinds = [one.get("judge") or one.get("kind", "") for one in identities]
+    known = [KINDS.get(kind, kind) for kind in kinds]
     order = [*EVALUATORS, *known]
     return "+".join(sorted(known, key=order.index)) or "none"
 
