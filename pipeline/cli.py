@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pipeline.cli_methods import COMMANDS
+from pipeline import cli_methods, cli_models
 from stages.core.command import guarded
 from stages.core.errors import GranularError
 
@@ -53,28 +52,6 @@ def doctor() -> None:
         typer.echo(f"{'ok   ' if check.ok else 'WRONG'}  {check.name:<18} {check.found}")
     if wrong:
         raise GranularError(f"{wrong} check{'s' if wrong > 1 else ''} failed, see the lines marked WRONG.")
-
-
-@app.command()
-def plan(
-    run: Run,
-    sets: Sets = None,
-    seed: Seed = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-) -> None:
-    """Say what a run will cost, before anything is computed: model evaluations, images, steps, memory, disk.
-
-    Examples:
-
-        granular plan g2rpo
-
-        granular plan g2rpo --set group=12 --set grid.steps=16 --set method.schedule=literal
-    """
-    from pipeline.costs import costs
-    from pipeline.params import load_params, resolve_run
-
-    found = costs(resolve_run(load_params(), run, sets or [], seed))
-    typer.echo(json.dumps(found.as_json(), indent=1) if as_json else "\n".join(found.lines()))
 
 
 @app.command()
@@ -163,31 +140,6 @@ def evaluate(
     params, resident = load_params(), Resident()
     for one in [name] if name else [BASE, *finished_runs()]:
         typer.echo(f"evaluate: wrote {evaluate_one(params, one, resident)}")
-
-
-@app.command()
-def export(
-    run: Run,
-    out: Annotated[Path, typer.Option(help="Folder to write; it must not be there yet.")],
-    form: Annotated[str, typer.Option("--format", help="merged (a whole pipeline folder), lora or kohya.")] = "merged",
-    half: Annotated[bool, typer.Option(help="bfloat16 weights (merged).")] = False,
-) -> None:
-    """Write what a run delivered in a form that other software loads.
-
-    Examples:
-
-        granular export g2rpo --out exported/g2rpo
-
-        granular export my-lora --format kohya --out exported/my-lora
-    """
-    from pipeline.export import FORMS
-    from pipeline.export import export as export_one
-    from pipeline.params import load_params
-    from stages.core.errors import nearest
-
-    if form not in FORMS:
-        raise GranularError(f"--format {form}: unknown; {nearest(form, FORMS)}")
-    typer.echo(f"export: wrote {export_one(load_params(), run, form, out, half)}")
 
 
 @app.command()
@@ -387,14 +339,14 @@ def serve_scorer(
 
         granular serve-scorer clip --port 8001
 
-        granular serve-scorer ir --kind image_reward --path /models/ImageReward --device cuda:1
+        granular serve-scorer ir --kind imagereward --path /models/ImageReward --device cuda:1
     """
     from pipeline.serve_scorer import serve_scorer as serve_one
 
     serve_one(name, kind, path, device, host, port)
 
 
-for _name, _command in COMMANDS.items():
+for _name, _command in {**cli_models.COMMANDS, **cli_methods.COMMANDS}.items():
     app.command(name=_name)(_command)
 
 

@@ -5,14 +5,15 @@ Counts are exact (they are sizes of the trees that will be sampled); bytes are e
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.doctor import size
 from pipeline.memory import largest, memory
 from pipeline.plan import RunPlan, ledger, passes, plan_trees, round_ledger, validated, validation_ledger
-from pipeline.retention import disk_estimate
+from pipeline.retention import disk_estimate, parameters
+from pipeline.skeletons import described
 from stages.core.types import Ledger
 
 LABELS = {
@@ -40,6 +41,7 @@ class Costs:
     validation: Ledger
     validations: int
     memory: dict[str, dict[str, int]] | None
+    host: dict[str, dict[str, int]] | None
     storage: dict[str, int] | None
 
     def as_json(self) -> dict[str, Any]:
@@ -56,6 +58,7 @@ class Costs:
             "run_total": _counts(self.total),
             "validation": {"times": self.validations, **_counts(self.validation)},
             "memory_bytes": self.memory,
+            "host_memory_bytes": self.host,
             "storage_bytes": self.storage,
         }
 
@@ -80,17 +83,24 @@ class Costs:
             lines.append(f"memory, storage: not known without the base policy at {run.policy.base}")
             return lines
         most = largest(self.memory)
-        lines.append(f"memory: about {size(self.memory[most]['total'])}, in stage {most}; stage by stage:")
+        kind = "memory" if self.host is None else "GPU memory"
+        lines.append(f"{kind}: about {size(self.memory[most]['total'])}, in stage {most}; stage by stage:")
         lines += [f"  {stage:<11}{_told(parts)}" for stage, parts in self.memory.items()]
+        if self.host is not None:
+            most = largest(self.host)
+            lines.append(f"the machine's own memory: about {_told(self.host[most])}, in stage {most}")
         lines.append(f"storage at the end: about {_told(self.storage)}")
-        return lines
+        return lines + advice(run)
 
 
 def costs(run: RunPlan) -> Costs:
     """Count a run. The per-prompt column is the first prompt of the first round."""
     from stages.methods import build
 
-    there = (Path(run.policy.base) / "transformer" / "config.json").is_file()
+    base = described(Path(run.policy.base))
+    there = (base / "transformer" / "config.json").is_file()
+    run = replace(run, policy=replace(run.policy, base=str(base)))
+    gpu = run.policy.device != "cpu"
     total = Ledger()
     for one in ledger(run):
         total += one
@@ -101,9 +111,26 @@ def costs(run: RunPlan) -> Costs:
         total=total,
         validation=validation_ledger(run),
         validations=sum(validated(run, round_) for round_ in range(run.rounds + 1)),
-        memory=memory(run) if there else None,
+        memory=memory(run, "device" if gpu else "all") if there else None,
+        host=memory(run, "host") if there and gpu else None,
         storage=asdict(disk_estimate(run)) if there else None,
     )
+
+
+def advice(run: RunPlan) -> list[str]:
+    """What looks like a slip of a person who changed from full fine-tuning to LoRA, or back.
+
+    Published runs on models of a billion parameters and more train all weights at 2e-6 to 1e-5 and factors at 1e-4 to
+    3e-4; the lab's policy has three million and none of this is said of it.
+    """
+    base, lr = described(Path(run.policy.base)), run.optimizer.lr
+    if parameters(base / "transformer") < 1e9:
+        return []
+    if run.policy.lora is None and lr > 5e-5:
+        return [f"warning: optimizer.lr {lr:g} is that of a LoRA; full fine-tuning was published at 2e-6 to 1e-5"]
+    if run.policy.lora is not None and lr < 2e-5:
+        return [f"warning: optimizer.lr {lr:g} is that of full fine-tuning; LoRAs were published at 1e-4 to 3e-4"]
+    return []
 
 
 def _told(parts: dict[str, int], most: int = 4) -> str:

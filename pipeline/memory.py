@@ -11,20 +11,24 @@ and tables are not in it. With a GPU, latents and images lie in the computer's o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from pipeline.plan import RunPlan, evaluators, validation_ledger
 from pipeline.sizes import Sizes, scorer_sizes
 
 Parts = dict[str, int]
+Place = Literal["all", "device", "host"]
 
 
-def memory(run: RunPlan) -> dict[str, Parts]:
+def memory(run: RunPlan, place: Place = "all") -> dict[str, Parts]:
     """Bytes by stage and part, each with a `total`: of the largest moment of every stage, in the order they run.
+
+    place: `device` or `host` counts the memory of a GPU, or that of the machine it is in, alone.
 
     `embed` is a process of its own. Rounds are alike but for the first, before which nothing was loaded; a run of
     several rounds is described by a later one, a run of one round by that one.
     """
-    sizes = Sizes(run)
+    sizes = Sizes(run, place)
     stages = {"embed": _embed(sizes), "rollout": _rollout(sizes), "reward": _reward(sizes), "update": _update(sizes)}
     if run.validate.every:
         stages["validation"] = _validation(sizes)
@@ -36,8 +40,9 @@ def largest(stages: Mapping[str, Parts]) -> str:
     return max((stage for stage in stages if stage != "embed"), key=lambda stage: stages[stage]["total"])
 
 
-def _worst(*moments: Parts) -> Parts:
-    return max(moments, key=lambda parts: sum(parts.values()))
+def _worst(sizes: Sizes, *moments: Parts) -> Parts:
+    counted = [{part: count for part, count in parts.items() if sizes.here(part)} for parts in moments]
+    return max(counted, key=lambda parts: sum(parts.values()))
 
 
 def _later(sizes: Sizes) -> bool:
@@ -61,7 +66,7 @@ def _models(sizes: Sizes, scorers: bool = True) -> Parts:
 
 def _trainer(sizes: Sizes) -> Parts:
     """What the update leaves for the next one."""
-    return {"Adam": 2 * sizes.trained, "EMA": sizes.trained} if _later(sizes) else {}
+    return {"Adam": sizes.adam, "EMA": sizes.trained} if _later(sizes) and not _swaps(sizes) else {}
 
 
 def _embed(sizes: Sizes) -> Parts:
@@ -69,11 +74,12 @@ def _embed(sizes: Sizes) -> Parts:
     from stages.embed.store import SHARD_BYTES, SHARD_PROMPTS
 
     waiting = min(SHARD_BYTES, SHARD_PROMPTS * sizes.prompt_embeddings)
-    return {
+    moment = {
         "text encoders": sizes.text_encoders,
         "embeddings of a file, twice while it is written": 2 * waiting,
         "one forward": BATCH * sizes.text_forward(),
     }
+    return _worst(sizes, moment)
 
 
 def _rollout(sizes: Sizes) -> Parts:
@@ -87,6 +93,7 @@ def _rollout(sizes: Sizes) -> Parts:
     told["one forward"] = sizes.forward(sizes.run.sampler.max_batch)  # allocators keep it until the stage ends
     start = {} if _later(sizes) else {**held, "start weights while they are read": sizes.trained}
     return _worst(
+        sizes,
         start,
         {**told, "latents of the round": sizes.kept_latents, "states that wait": sizes.pool},
         {**told, "latents of the round, twice while they are joined": 2 * sizes.kept_latents},
@@ -113,7 +120,7 @@ def _reward(sizes: Sizes) -> Parts:
         if not (keeps and _later(sizes)):
             moments.append({**held, **own, f"the file of {name} while it is read": one.file})
         before = {**others, **own}
-    return _worst(*moments)
+    return _worst(sizes, *moments)
 
 
 def _update(sizes: Sizes) -> Parts:
@@ -130,18 +137,18 @@ def _update(sizes: Sizes) -> Parts:
         held["sampling weights"] = trained
     if sizes.renoised:
         held["re-noised states"] = sizes.renoised
-    before = {"Adam": 2 * trained} if _later(sizes) or sizes.cost.optimizer_steps > 1 else {}
+    before = {"Adam": sizes.adam} if _later(sizes) or sizes.cost.optimizer_steps > 1 else {}
     copies = (
         3 if sizes.cost.optimizer_steps > 1 else 2
     )  # of the start of the round, of the step's, and their difference
     moments = [
         {**held, **before, "weights before": trained, "gradient": trained, "one gradient batch": sizes.backward()},
-        {**held, "Adam": 2 * trained, "gradient": trained, "copies for the gates": copies * trained},
+        {**held, "Adam": sizes.adam, "gradient": trained, "copies for the gates": copies * trained},
     ]
     if method.objective.frozen:
         forward = sizes.forward(run.sampler.max_batch)
         moments.append({**held, **before, "frozen weights and the own ones": 2 * trained, "one forward": forward})
-    return _worst(*moments)
+    return _worst(sizes, *moments)
 
 
 def _validation(sizes: Sizes) -> Parts:
@@ -150,14 +157,15 @@ def _validation(sizes: Sizes) -> Parts:
     weights = {f"scorer {name}": scorer_sizes(run, name).weights for name in evaluators(run.scorers)}
     models: Parts = {}
     if not _swaps(sizes):
-        models = {"transformer": sizes.transformer, "Adam": 2 * sizes.trained, "EMA": sizes.trained}
+        models = {"transformer": sizes.transformer, "Adam": sizes.adam, "EMA": sizes.trained}
         models |= {**_models(sizes), **weights}
     else:
         models["one scorer"] = max(weights.values(), default=0)
-    return {
+    moment = {
         **models,
         "latents and images of the round": sizes.kept_latents + sizes.images,
         "latents of the validation, twice while they are joined": 2 * count * sizes.latent,
         "images of the validation": count * sizes.image,
         "one batch of images": max(work),
     }
+    return _worst(sizes, moment)

@@ -23,6 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.models import licences
 from pipeline.reuse import settings, write_json
 from stages.core.publish import scratch_beside
 from stages.core.spec import read_json
@@ -89,6 +90,7 @@ def run_record(result: RunResult) -> dict[str, Any]:
         "schema": SCHEMA,
         "run": result.run.name,
         "spec": _spec(result),
+        "licences": licences(result.run.policy.base, {name: one.path for name, one in result.run.scorers.items()}),
         "ledger": {**asdict(total), "equivalents": total.equivalents},
         "best_round": result.best,
         "policy": result.policy.digest,

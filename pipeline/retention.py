@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,9 +75,9 @@ def disk_estimate(run: RunPlan) -> DiskEstimate:
     Sizes come from the base policy's configuration and from the plan of the first round.
     """
     from pipeline.plan import plan_trees
+    from pipeline.sizes import Sizes
     from stages.methods import build
 
-    base = Path(run.policy.base)
     latent = math.prod(latent_shape(run.policy))
     states = velocities = 0
     for tree in plan_trees(run, 1):
@@ -85,8 +86,9 @@ def disk_estimate(run: RunPlan) -> DiskEstimate:
         states += parents + int(recorded.sum()) + len(set(tree.leaves["node"].tolist()))
         velocities += parents
     latents = latent * (states * (4 if run.sampler.state_dtype == "float32" else 2) + velocities * 4)
-    optimizer = 2 * 4 * parameters(base / "transformer")
-    weights = optimizer if build(run.method).behaviour_decay(0) is None else optimizer * 3 // 2
+    trained = Sizes(run).trained
+    optimizer = 2 * trained if run.optimizer.bits == 32 else trained // 2
+    weights = 2 * trained if build(run.method).behaviour_decay(0) is None else 3 * trained
     spec = run.retention
     recent = min(run.rounds, spec.optimizer_rounds)
     kept = recent + sum(r % spec.weights_every == 0 for r in range(1, run.rounds - recent + 1)) + 1
@@ -102,8 +104,22 @@ def latent_shape(policy: PolicySpec) -> tuple[int, int]:
 
 
 def parameters(folder: Path) -> int:
-    """Number of parameters in a folder of safetensors files, from their headers alone."""
-    return sum(numbers_of(weight_shapes(file)) for file in folder.glob("*.safetensors"))
+    """Number of parameters of a component, see `component_shapes`."""
+    return numbers_of(component_shapes(folder))
+
+
+@lru_cache(maxsize=32)
+def component_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of a component's weights by name: from the headers of its files, or, where no weights are there yet, from
+    its configuration (built without memory)."""
+    files = sorted(folder.glob("*.safetensors"))
+    if files:
+        return {name: shape for file in files for name, shape in weight_shapes(file).items()}
+    if not (folder / "config.json").is_file():
+        return {}
+    from stages.policies.loading import empty_component
+
+    return {name: tuple(one.shape) for name, one in empty_component(folder.parent, folder.name).named_parameters()}
 
 
 def weight_shapes(file: Path) -> dict[str, tuple[int, ...]]:

@@ -9,15 +9,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from pipeline.models import known_parameters
 from pipeline.plan import RunPlan, makes_maps, passes, plan_trees, round_ledger
-from pipeline.retention import latent_shape, numbers_of, parameters, weight_shapes
+from pipeline.retention import component_shapes, latent_shape, numbers_of, parameters, weight_shapes
 from stages.core.spec import read_json
 from stages.core.types import Ledger
 
+# What numpy holds, so what stays in the machine's own memory beside a GPU.
+HOST = (
+    *("latents of the", "images of the", "latents and images", "embeddings of a file"),
+    *("start weights", "the file of"),
+)
 FLOAT = 4  # bytes: states, images, optimizer and scorers are float32
 
 # Numbers per token and channel of its width that one transformer block holds at once without a gradient: its input and
@@ -36,9 +42,18 @@ _DECODING = 3
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of the things a run handles, each once."""
+    """Bytes of the things a run handles, each once.
+
+    place: which of them are counted: of a GPU its own memory or that of the machine, of a CPU all.
+    """
 
     run: RunPlan
+    place: Literal["all", "device", "host"] = "all"
+
+    def here(self, part: str) -> bool:
+        """Whether a part lies in the memory that is asked for."""
+        host = part.startswith(HOST)
+        return self.place == "all" or host == (self.place == "host")
 
     @cached_property
     def base(self) -> Path:
@@ -79,13 +94,14 @@ class Sizes:
         from stages.policies import policy_class
 
         targets = lora.targets or policy_class(self.run.policy.family).targets
-        shapes = {
-            name: shape
-            for file in (self.base / "transformer").glob("*.safetensors")
-            for name, shape in weight_shapes(file).items()
-        }
+        shapes = component_shapes(self.base / "transformer")
         chosen = [shape for name, shape in shapes.items() if name.removesuffix(".weight").endswith(tuple(targets))]
         return FLOAT * lora.rank * sum(sum(shape) for shape in chosen if len(shape) == 2)
+
+    @cached_property
+    def adam(self) -> int:
+        """The two moments of everything that is trained, in 32 bits or in 8."""
+        return 2 * self.trained if self.run.optimizer.bits == 32 else self.trained // 2
 
     @cached_property
     def latent(self) -> int:
@@ -218,7 +234,7 @@ def scorer_sizes(run: RunPlan, name: str) -> ScorerSizes:
     spec = run.scorers[name]
     rows, image = spec.batch, FLOAT * 3 * run.policy.height * run.policy.width
     files = _weight_files(Path(spec.path)) if spec.path else []
-    weights = FLOAT * sum(_numbers(file) for file in files)
+    weights = FLOAT * (sum(_numbers(file) for file in files) or known_parameters(spec.path))
     config = _clip_config(spec) if files else None
     preparing, working = _PREPARING * rows * image, 0
     if config is not None:

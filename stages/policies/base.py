@@ -253,7 +253,7 @@ class Policy(ABC):
 
         return {
             name: (part.out_features, part.in_features)
-            for name, part in loading.empty_transformer(self.base).named_modules()
+            for name, part in loading.empty_component(self.base, "transformer").named_modules()
             if isinstance(part, torch.nn.Linear)
         }
 

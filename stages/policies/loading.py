@@ -163,13 +163,17 @@ def transformer(spec: PolicySpec, base: Path, kind: type[Policy]) -> torch.nn.Mo
     return module
 
 
-def empty_transformer(base: Path) -> torch.nn.Module:
-    """The transformer of a folder's configuration, without weights and without memory: names, shapes, counts."""
+def empty_component(base: Path, part: str) -> torch.nn.Module:
+    """A component by its configuration alone, without weights and without memory: names, shapes, counts."""
     import torch
+    import transformers
 
     quiet()
+    values, kind = config(base, part), component_class(base, part)
     with torch.device("meta"):
-        return component_class(base, "transformer").from_config(config(base, "transformer"))
+        if hasattr(kind, "from_config"):
+            return kind.from_config(values)
+        return kind(getattr(transformers, kind.config_class.__name__)(**values))
 
 
 def start_weights(spec: PolicySpec, base: Path, kind: type[Policy]) -> dict[str, torch.Tensor]:
