@@ -228,11 +228,20 @@ def _leaves(path: Path) -> pd.DataFrame:
 
 
 def _tables(result: RunResult, stage: str, file: str) -> Iterator[pd.DataFrame]:
+    """A stage's table of every round. Rounds before a fork may lack columns of those after it, and the other way round:
+    what a round does not have is NaN there."""
     import pandas as pd
+    import pyarrow.parquet as pq
 
-    for one in result.rounds:
-        table = pd.read_parquet(one.artifacts()[stage].published.folder / file)
-        table.insert(0, "round", one.number)
+    paths = {one.number: one.artifacts()[stage].published.folder / file for one in result.rounds}
+    known = {number: pq.read_schema(path).names for number, path in paths.items()}
+    columns = list(dict.fromkeys(name for names in known.values() for name in names))
+    partial = [name for name in columns if any(name not in names for names in known.values())]
+    for number, path in paths.items():
+        table = pd.read_parquet(path).reindex(columns=columns)
+        floats = [name for name in partial if pd.api.types.is_numeric_dtype(table[name])]
+        table = table.astype(dict.fromkeys(floats, "float64"))
+        table.insert(0, "round", number)
         yield table
 
 

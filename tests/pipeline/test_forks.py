@@ -84,6 +84,25 @@ def test_more_scorers_after_the_fork(world):
     assert "reward.other" not in record["rounds"][1] and "reward.other" in record["rounds"][2]
 
 
+def test_rounds_of_other_columns_make_one_table(world):
+    """Another credit rule has other parts; what a round does not have is missing there, not an error."""
+    import pandas as pd
+
+    class Other(FakeWorker):
+        def _advantage(self, inputs, spec, out):
+            super()._advantage(inputs, spec, out)
+            table = pd.read_parquet(out / "advantages.parquet")
+            more = "z.old" if spec.rewards["clip"] == 1 else "z.new"
+            table.assign(**{more: 1, "why_zero": ""}).to_parquet(out / "advantages.parquet", index=False)
+
+    world.align(4, Other())
+    world.align(4, Other(), name="fork", past=past(world), rewards={"clip": 2.0, "oracle": 1.0})
+    table = pd.read_parquet(world.folder / "data" / "runs" / "fork" / "advantages.parquet")
+    present = table.groupby("round")[["z.old", "z.new"]].count()
+    assert (present["z.old"] > 0).tolist() == [True, True, False, False]
+    assert (present["z.new"] > 0).tolist() == [False, False, True, True]
+
+
 def test_evicted_bytes_of_the_past_come_back_by_the_old_settings(world):
     old = world.align(4)
     world.align(4, name="fork", past=past(world), optimizer=HOT)
