@@ -160,7 +160,11 @@ def test_the_base_digest_is_remembered_until_a_file_changes(tiny_base, tmp_path)
     assert before == digest.of_path(base)
     assert states.base_digest(SimpleNamespace(base=base, spec=PolicySpec(base=str(base))), memory) == before
     (base / "model_index.json").write_text("{}")
-    assert states.base_digest(SimpleNamespace(base=base, spec=PolicySpec(base=str(base))), memory) == digest.of_path(base) != before
+    assert (
+        states.base_digest(SimpleNamespace(base=base, spec=PolicySpec(base=str(base))), memory)
+        == digest.of_path(base)
+        != before
+    )
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.9])
