@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline import cli_methods, cli_models
+from pipeline import cli_methods, cli_models, cli_reading, cli_sharing
 from stages.core.command import guarded
 from stages.core.errors import GranularError
 
@@ -143,160 +143,6 @@ def evaluate(
 
 
 @app.command()
-def report() -> None:
-    """Make the tables, figures and the audit page again from data/evaluations and data/runs."""
-    from stages.report.__main__ import main as make
-
-    make([])
-
-
-@app.command()
-def compare(
-    one: Annotated[str, typer.Argument(metavar="A", help="A finished run or variation.")],
-    other: Annotated[str, typer.Argument(metavar="B", help="Another one; differences are B minus A.")],
-    out: Annotated[Path | None, typer.Option(help="File to write; reports/compare/A-B.html if not given.")] = None,
-) -> None:
-    """Two runs on one page: what differs in settings, code and weights, curves, paired differences, image pairs.
-
-    Example:
-
-        granular compare g2rpo_single g2rpo
-    """
-    from pipeline.compare import compare as compare_two
-    from pipeline.params import load_params
-
-    typer.echo(f"compare: wrote {compare_two(load_params(), one, other, out)}")
-
-
-@app.command()
-def status(
-    watch: Annotated[bool, typer.Option("--watch", help="Look again every two seconds, until Ctrl-C.")] = False,
-) -> None:
-    """List runs: rounds, what is being computed, rate, time left, last rewards, alarms, and the size of the store.
-
-    Works while a run is computing in another process, and says so when that process is gone.
-    """
-    from pipeline import overview
-    from pipeline.params import load_params
-
-    if watch:
-        overview.watch(load_params())
-    else:
-        typer.echo("\n".join(overview.lines(load_params())))
-
-
-@app.command()
-def audit(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run, or a variation of one.")],
-    round_: Annotated[
-        int | None, typer.Option("--round", min=1, help="Counted from 1; without it, the last one that is finished.")
-    ] = None,
-    prompt: Annotated[
-        int | None, typer.Option(help="Row id of the prompt that is shown first, with its tree and all its images.")
-    ] = None,
-    no_open: Annotated[bool, typer.Option("--no-open", help="Write the pages, and open no browser.")] = False,
-) -> None:
-    """Write a round as one page of images, rewards, advantages and what the update did with them, and open it.
-
-    The page needs no server and no network. Latents that retention evicted are sampled again first.
-
-    Example:
-
-        granular audit g2rpo --round 3 --prompt 17
-    """
-    from pipeline.audit import audit as write
-    from pipeline.audit import show
-
-    page = write(run, round_, prompt)
-    typer.echo(f"audit: wrote {page} ({page.stat().st_size / 1e6:.1f} MB) and {page.parent / 'index.html'}")
-    if not no_open and not show(page):
-        typer.echo("audit: no browser to open it in")
-
-
-@app.command()
-def explain(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run, or a variation of one.")],
-    round_: Annotated[int, typer.Option("--round", min=1, help="Counted from 1.")],
-    prompt: Annotated[int, typer.Option(help="Row id of the prompt.")],
-    step: Annotated[int, typer.Option(help="The trained step s, counted from noise.")],
-    member: Annotated[int, typer.Option(help="Which sample of the group.")],
-) -> None:
-    """Say how one advantage came about, from the rewards on, and what the update made of it.
-
-    Everything is computed again from the stored rewards; exits with 1 if a stored number does not come out.
-
-    Example:
-
-        granular explain g2rpo --round 3 --prompt 17 --step 0 --member 2
-    """
-    from pipeline.audit import explain as explained
-
-    told = explained(run, round_, prompt, step, member)
-    typer.echo("\n".join(told.lines))
-    if told.wrong:
-        raise GranularError(f"{run} round {round_}: {'; '.join(told.wrong)}.")
-
-
-@app.command()
-def gc(dry: Annotated[bool, typer.Option("--dry", help="Say what would go, and leave it.")] = False) -> None:
-    """Free bytes of the round store that no run refers to any more: latents, weights, optimizer states.
-
-    Tables and manifests stay, and what is read again is made again. A run refers to the rounds in `runs/RUN/rounds`.
-    """
-    from pipeline.collect import collect
-    from pipeline.doctor import size
-    from pipeline.reuse import Store
-
-    store = Store()
-    freed = collect(store, dry=dry)
-    said = "would free" if dry else "freed"
-    typer.echo(f"gc: {said} {size(freed.bytes)} of {freed.results} results in {store.root}; tables and manifests stay")
-
-
-@app.command()
-def pack(run: Annotated[str, typer.Argument(metavar="RUN", help="A run, or a variation of one.")]) -> None:
-    """Lay a run's rounds out as data/rounds/RUN and add them to DVC, which carries them (docs/sharing.md)."""
-    from pipeline import packing
-    from pipeline.params import load_params
-    from pipeline.reuse import Store
-    from pipeline.variations import find
-    from pipeline.workers import InlineWorker
-
-    plan_ = find(load_params(), run)
-    count = packing.pack(plan_, Store(), InlineWorker(plan_.policy.threads))
-    note = packing.add(run)
-    typer.echo(f"pack: {count} results; commit {note}, and `dvc push {packing.PACKED / run}` sends them")
-
-
-@app.command()
-def unpack(run: Annotated[str, typer.Argument(metavar="RUN", help="What was packed elsewhere.")]) -> None:
-    """Bring data/rounds/RUN into the round store of this machine; each part is checked against its manifest."""
-    from pipeline import packing
-    from pipeline.reuse import Store
-
-    new, back = packing.unpack(run, Store())
-    typer.echo(f"unpack: {new} results are new, {back} have their bytes back")
-
-
-@app.command()
-def plots(
-    revisions: Annotated[
-        list[str] | None, typer.Argument(metavar="[REVISION]…", help="Commits, branches or experiments to compare.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("build/plots.html"),
-) -> None:
-    """Draw the curves of `dvc plots` into one page that needs no network; without a revision: changes since the commit.
-
-    Example:
-
-        granular plots main my-experiment
-    """
-    from pipeline.curves import draw
-
-    typer.echo(f"plots: wrote {draw(revisions or [], out)} drawings to {out}")
-
-
-@app.command()
 def repro(
     targets: Annotated[list[str] | None, typer.Argument(metavar="[STAGE]…", help="DVC stages; none means all.")] = None,
     force: Annotated[bool, typer.Option(help="Run exactly the given stages again.")] = False,
@@ -346,8 +192,9 @@ def serve_scorer(
     serve_one(name, kind, path, device, host, port)
 
 
-for _name, _command in {**cli_models.COMMANDS, **cli_methods.COMMANDS}.items():
-    app.command(name=_name)(_command)
+for _module in (cli_models, cli_reading, cli_methods, cli_sharing):
+    for _name, _command in _module.COMMANDS.items():
+        app.command(name=_name)(_command)
 
 
 def main() -> None:
