@@ -15,6 +15,8 @@ from stages.core.errors import GranularError
 
 if TYPE_CHECKING:
     from pipeline.params import Params
+    from stages.reward.base import GroupScorer, Scorer
+    from stages.reward.spec import ScorerSpec
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -107,7 +109,7 @@ def base_policy(params: Params) -> str:
 
 
 def scorer(params: Params, name: str) -> str:
-    """A scorer loads and reproduces its golden pairs."""
+    """A scorer loads, and reproduces its golden pairs and what is known of the built-in probe."""
     from stages.core.resident import Resident
     from stages.core.spec import read_json
     from stages.reward import kinds
@@ -115,15 +117,32 @@ def scorer(params: Params, name: str) -> str:
 
     spec = params.scorers[name]
     path = Path(spec.path) if spec.path else None
-    Resident().scorer(name, spec, path, params.policy.device)  # loading checks the golden pairs
+    loaded = Resident().scorer(name, spec, path, params.policy.device)  # loading checks golden pairs and probe
     judged = f"win rates, a tie within {spec.options['margin']:g}, judged by " if spec.kind == "pairwise" else ""
     if hasattr(kinds.module_of(spec.model), "introduce"):
-        return f"{judged}{spec.model}: what answers at its address is a scorer"
+        return f"{judged}{spec.model}: it answers at its address and says who it is; no image was scored"
+    probed = _probed(loaded, spec)
     if path is None:
-        return f"{judged}{spec.model}: exact, no weights"
+        return f"{judged}{spec.model}: no weights to give; {probed}"
     golden = (path if path.is_dir() else path.parent) / GOLDEN
     known = f"{len(read_json(golden))} golden pairs reproduced" if golden.is_file() else f"loads (no {GOLDEN} there)"
-    return f"{judged}{path}: {known}"
+    return f"{judged}{path}: {known}; {probed}"
+
+
+def _probed(loaded: Scorer | GroupScorer, spec: ScorerSpec) -> str:
+    """What a loaded scorer makes of the built-in probe."""
+    from stages.reward import kinds
+    from stages.reward.probe import ask, probe_of
+
+    if loaded.probe is not None:
+        values: list[object] = ["none" if one is None else f"{one:.4g}" for one in loaded.probe]
+    elif loaded.kind == "groupwise":
+        return "the built-in probe may have any answer"
+    else:  # a function of one's own: it may fail there, and a person wants to know why
+        asked = probe_of(kinds.module_of(spec.kind), kinds.options_of(spec.kind, spec.options))
+        assert asked is not None
+        values = [one.reason if one.value is None else f"{one.value:.4g}" for one in ask(loaded, asked)]
+    return f"built-in probe: {', '.join(str(one) for one in values)}"
 
 
 def disk(params: Params) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pipeline.artifacts import External
 from pipeline.reuse import Published, Store
@@ -18,6 +18,7 @@ from stages.core.errors import GateError, GranularError
 from stages.core.publish import write_text
 from stages.core.spec import read_json
 from stages.reward import kinds
+from stages.reward.probe import same
 from stages.reward.spec import ScorerSpec
 
 # Code of this project: whether results by other code count as today's is decided by accepted-code.json, not here.
@@ -75,9 +76,10 @@ class Identities:
     def __init__(self, run: str) -> None:
         self.run = run
         self._first: dict[str, tuple[int, Mapping[str, str]]] = {}
+        self._probed: dict[str, tuple[int, list[float | None]]] = {}
 
     def check(self, scorer: str, round_: int, rewards: Published) -> None:
-        """Compare a round's scorer with that of the first round seen.
+        """Compare a round's scorer with that of the first round seen: who it is, and its answers to the built-in probe.
 
         Raises:
             GateError: it is another one.
@@ -90,6 +92,22 @@ class Identities:
             raise GateError(
                 f"{self.run}: scorer '{scorer}' of round {round_} is not the one of round {first} "
                 f"({', '.join(changed)} changed), so its rewards cannot be compared; bring the former one back and "
-                f"score the round again with `granular stage reward.{scorer} --run {self.run} --round {round_} "
-                "--force`, or start the run again under another name."
+                f"{self._again(scorer, round_)}"
             )
+        if (answers := summary.get("probe")) is not None:
+            self._compare(scorer, round_, answers)
+
+    def _compare(self, scorer: str, round_: int, answers: list[Any]) -> None:
+        first, known = self._probed.setdefault(scorer, (round_, answers))
+        if not same(known, answers):
+            raise GateError(
+                f"{self.run}: scorer '{scorer}' of round {round_} answers {answers} to the built-in probe, in round "
+                f"{first} it answered {known}, though its weights are the same: a library, the device, the precision "
+                f"or the code changed; bring the former back and {self._again(scorer, round_)}"
+            )
+
+    def _again(self, scorer: str, round_: int) -> str:
+        return (
+            f"score the round again with `granular stage reward.{scorer} --run {self.run} --round {round_} --force`, "
+            "or start the run again under another name."
+        )

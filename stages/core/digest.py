@@ -93,7 +93,10 @@ def of_file(path: Path) -> str:
         with np.load(path) as arrays:
             return of_arrays(dict(arrays))
     if path.suffix == ".json":
-        return of_json(json.loads(path.read_text(encoding="utf-8")))
+        try:
+            return of_json(json.loads(path.read_text(encoding="utf-8")))
+        except ValueError:  # not JSON, or not UTF-8: whoever reads the file says so, here it is bytes
+            pass
     total = _hasher()
     with path.open("rb") as handle:
         while block := handle.read(1 << 20):

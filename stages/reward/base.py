@@ -24,11 +24,14 @@ class Scorer(Protocol):
         inputs permutes the outputs.
     differentiable: whether it also is a `DifferentiableScorer`.
     batch: images it likes to be handed at a time (its own forwards are padded to exactly this many).
+    probe: what it answered to the built-in probe when it was loaded (`stages.reward.probe`), to be compared between
+        rounds; None where it was not asked or may answer anything.
     """
 
     kind: Literal["pointwise"]
     differentiable: bool
     batch: int
+    probe: tuple[float | None, ...] | None
 
     def score(self, *, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[dict[str, Any]]) -> list[Reward]:
         """One reward per image.
@@ -69,6 +72,7 @@ class GroupScorer(Protocol):
     """
 
     kind: Literal["groupwise"]
+    probe: tuple[float | None, ...] | None  # its judge's
 
     def score_groups(
         self,

@@ -33,6 +33,7 @@ from stages.core.code import code_digest
 from stages.core.errors import GranularError, nearest
 from stages.core.types import Reward
 from stages.reward.base import require_aligned
+from stages.reward.probe import Probe, plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,11 @@ def load(path: Path | None, batch: int, device: str, options: Options) -> Callab
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise GranularError(f"{path}: no function '{options.function}'; {nearest(options.function, known)}")
     return CallableScorer(function, f"{path.name}:{options.function}", weights, batch)
+
+
+def probe(options: Options) -> Probe:
+    """Any answer will do: the function may need metadata that a probe lacks, or ask a service that varies."""
+    return plain(must_answer=False, compared=False)
 
 
 class CallableScorer:

@@ -35,6 +35,7 @@ from stages.reward.base import require_aligned
 from stages.reward.clip import ClipScorer, repeatable, unit
 from stages.reward.geneval_rules import COLORS, CONFIDENCE, NAMES, Detected, checked, judge
 from stages.reward.pickscore import read_model
+from stages.reward.probe import Probe, plain
 
 if TYPE_CHECKING:
     import torch
@@ -66,6 +67,11 @@ def load(path: Path, batch: int, device: str, options: Options) -> GenEvalScorer
         raise GranularError(f"no processor in {path}: looked for preprocessor_config.json.")
     processor = Mask2FormerImageProcessor.from_pretrained(str(path), local_files_only=True)
     return GenEvalScorer(detector, processor, clip, batch, device)
+
+
+def probe(options: Options) -> Probe:
+    """A person asked for where there is none; a detector of other classes may not know persons."""
+    return plain(metadata=[{"include": [{"class": "person", "count": 1}]}] * 2, must_answer=False)
 
 
 class GenEvalScorer:

@@ -10,6 +10,7 @@ and, where they apply,
     WEIGHTS           "needed" (if it says nothing), "optional" or "none": whether it has a path
     DIFFERENTIABLE    True if it can also make maps (`stages.reward.base.DifferentiableScorer`)
     PATHS             options that are paths: what lies there is part of what the scorer is, as its weights are
+    probe(options) -> Probe         what it is asked when it is loaded, if not `stages.reward.probe.plain`
     introduce(options) -> dict      of a scorer behind an address: who it is, by one light request
 
 Its imports are light until `load` is called, because settings are checked long before.

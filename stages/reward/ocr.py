@@ -23,10 +23,11 @@ import numpy as np
 from stages.core import digest
 from stages.core.code import code_digest
 from stages.core.errors import GranularError
-from stages.core.images import to_uint8
+from stages.core.images import from_uint8, to_uint8
 from stages.core.types import Reward
 from stages.prompts.targets import quoted_phrase
 from stages.reward.base import require_aligned
+from stages.reward.probe import Probe
 
 WEIGHTS = "none"
 
@@ -53,6 +54,17 @@ def load(path: Path | None, batch: int, device: str, options: Options) -> OcrSco
         GranularError: the package is not installed, or came without its models.
     """
     return OcrScorer(RapidReader(), batch)
+
+
+def probe(options: Options) -> Probe:
+    """A written word and a blank picture, both asked for the word: read without a mistake, and not at all."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    word = "SIGNAL"
+    written = Image.new("RGB", (320, 96), "white")
+    ImageDraw.Draw(written).text((20, 16), word, fill="black", font=ImageFont.load_default(56))
+    images = np.stack([from_uint8(np.asarray(written)), np.ones((96, 320, 3), np.float32)])
+    return Probe(images, [f'a sign that says "{word}"'] * 2, [{}, {}], expected=(1.0, 0.0))
 
 
 class OcrScorer:

@@ -12,16 +12,27 @@ from typing import Any, Literal
 import numpy as np
 
 from stages.core.code import code_digest
-from stages.core.images import to_uint8
+from stages.core.images import from_uint8, to_uint8
 from stages.core.types import Reward
 from stages.reward.base import require_aligned
+from stages.reward.probe import Probe
 
 WEIGHTS = "none"
+_PROBED = (("circle", "red"), ("square", "blue"))
 
 
 def load(path: Path | None, batch: int, device: str, options: None) -> OracleScorer:
     """The oracle; it has no weights."""
     return OracleScorer(batch)
+
+
+def probe(options: None) -> Probe:
+    """A drawn red circle and a drawn blue square, both judged by the prompt for the circle."""
+    from stages.lab.scenes import sample_images
+
+    drawn = [{"include": [{"class": shape, "count": 1, "color": color}]} for shape, color in _PROBED]
+    images = from_uint8(sample_images(drawn, np.random.default_rng(0)))
+    return Probe(images, ["a red circle"] * 2, [drawn[0]] * 2, expected=(0.995, 0.0), tolerance=0.01)
 
 
 class OracleScorer:

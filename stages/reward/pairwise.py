@@ -26,7 +26,8 @@ from stages.core.code import code_digest
 from stages.core.errors import GranularError, nearest
 from stages.core.types import Reward
 from stages.reward import kinds
-from stages.reward.base import Scorer, check_golden
+from stages.reward.base import Scorer
+from stages.reward.probe import Answers, prove
 from stages.reward.scoring import score_images
 
 WEIGHTS = "optional"  # as its judge says
@@ -55,12 +56,11 @@ class Options:
 
 
 def load(path: Path | None, batch: int, device: str, options: Options) -> PairwiseScorer:
-    """The judge, checked against its own golden pairs, as one that compares."""
-    model = kinds.options_of(options.judge, options.model)
-    scorer = kinds.module_of(options.judge).load(path, batch, device, model)
-    if path is not None:
-        check_golden(scorer, path if path.is_dir() else path.parent)
-    return PairwiseScorer(MarginJudge(scorer, options.margin))
+    """The judge, checked against its own golden pairs and the built-in probe, as one that compares."""
+    module, model = kinds.module_of(options.judge), kinds.options_of(options.judge, options.model)
+    scorer = module.load(path, batch, device, model)
+    prove(scorer, module, model, path)
+    return PairwiseScorer(MarginJudge(scorer, options.margin), probe=scorer.probe)
 
 
 Outcome = Literal["first", "second", "tie", "unparsed", "missing"]
@@ -126,6 +126,7 @@ class PairwiseScorer:
 
     judge: Judge
     kind: Literal["groupwise"] = "groupwise"
+    probe: Answers | None = None
 
     def score_groups(
         self,

@@ -104,6 +104,10 @@ def read_model(kind: Any, path: Path) -> tuple[torch.nn.Module, dict[str, Any]]:
     """
     if not (path / "config.json").is_file():
         raise GranularError(f"no model in {path}: looked for config.json, as transformers writes it.")
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # weights load under a bar of their own, and mistakes are told in our sentences
+    logging.set_verbosity_error()
     config = read_json(path / "config.json")
     try:
         model, found = kind.from_pretrained(

@@ -1,4 +1,4 @@
-"""From a scorer's spec to a loaded scorer that has passed its golden pairs."""
+"""From a scorer's spec to a loaded scorer that has passed its golden pairs and the built-in probe."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from pathlib import Path
 
 from stages.core.errors import GateError, GranularError
 from stages.reward import kinds
-from stages.reward.base import GroupScorer, Scorer, check_golden
+from stages.reward.base import GroupScorer, Scorer
+from stages.reward.probe import prove
 from stages.reward.spec import ScorerSpec
 
 
 def load(name: str, spec: ScorerSpec, path: Path | None, device: str) -> Scorer | GroupScorer:
-    """Load the scorer called `name` from `path` (its weights; None for a kind without any) and check its golden pairs.
+    """Load the scorer called `name` from `path` (its weights; None for a kind without any) and check it.
 
-    Those of a pairwise scorer are its judge's.
+    By its golden pairs and the built-in probe, of a pairwise scorer those of its judge.
 
     Raises:
         GranularError: one sentence: which file is missing or does not fit, and where it was looked for.
-        GateError: it does not reproduce a golden score.
+        GateError: it does not reproduce a golden score, or has no right answer to the probe.
     """
     weights = kinds.weights(spec.model)
     if (path is None and weights == "needed") or (path is not None and weights == "none"):
@@ -28,9 +29,10 @@ def load(name: str, spec: ScorerSpec, path: Path | None, device: str) -> Scorer 
             f"scorers.{name}.path: no weights at {path}{revision}; give the folder of an {spec.model} model."
         )
     try:
-        scorer = kinds.module_of(spec.kind).load(path, spec.batch, device, kinds.options_of(spec.kind, spec.options))
-        if path is not None and scorer.kind == "pointwise":
-            check_golden(scorer, path if path.is_dir() else path.parent)
+        module, options = kinds.module_of(spec.kind), kinds.options_of(spec.kind, spec.options)
+        scorer = module.load(path, spec.batch, device, options)
+        if scorer.kind == "pointwise":
+            prove(scorer, module, options, path)
     except GateError as error:
         raise GateError(f"scorers.{name}: {error}") from None
     except GranularError as error:

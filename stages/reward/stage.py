@@ -126,7 +126,7 @@ def summarise(
     """The round's scores in numbers: means over ok leaves, failures over images, what was cut, who scored.
 
     images: what each reward is about. `constant`: the images differ, yet all of them got one value (the advantage
-    stage stops the run on it).
+    stage stops the run on it). `probe`: answers to the built-in probe, which a run compares between its rounds.
     """
     failed = [reward for reward in rewards if reward.status == "failed"]
     if failed:
@@ -150,4 +150,5 @@ def summarise(
         "prompts": len(prompts),
         "truncated_prompts": sum(scorer.truncated(prompts)),
         "identity": scorer.identity(),
+        "probe": getattr(scorer, "probe", None),
     }

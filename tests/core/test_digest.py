@@ -62,6 +62,15 @@ def test_files_count_by_what_they_hold(tmp_path: Path) -> None:
     assert digest.of_file(tmp_path / "a.npz") == digest.of_file(tmp_path / "b.npz")
 
 
+@pytest.mark.parametrize("content", [b'{"x": 1,', b"", b"\xff\xfe\x00"], ids=["cut", "empty", "not text"])
+def test_a_file_called_json_that_is_none_counts_by_its_bytes(tmp_path, content):
+    (tmp_path / "a.json").write_bytes(content)
+    (tmp_path / "a.bin").write_bytes(content)
+    assert digest.of_file(tmp_path / "a.json") == digest.of_file(tmp_path / "a.bin")
+    (tmp_path / "a.json").write_bytes(content + b"x")
+    assert digest.of_file(tmp_path / "a.json") != digest.of_file(tmp_path / "a.bin")
+
+
 def test_a_zarr_store_counts_by_arrays_not_by_chunks(tmp_path: Path) -> None:
     import zarr
 

@@ -20,10 +20,17 @@ from tests.pipeline.fake_world import FakeWorker, World, make_run
 
 
 class Judged(FakeWorker):
-    """A fake worker whose scorers say who they are. lost: calls of scorers of which some or all images failed."""
+    """A fake worker whose scorers say who they are. lost: calls of scorers of which some or all images failed. probe:
+    what its scorers answer to the built-in probe."""
 
-    def __init__(self, lost: Mapping[str, int] | None = None, identity: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        lost: Mapping[str, int] | None = None,
+        identity: Mapping[str, str] | None = None,
+        probe: list[float] | None = None,
+    ) -> None:
         super().__init__()
+        self.probe = probe
         self.lost = dict(lost or {})
         self.identity = dict(identity or {"kind": "fake", "weights": "w1", "code": "c1"})
 
@@ -34,6 +41,7 @@ class Judged(FakeWorker):
         table.loc[: lost - 1, ["value", "status", "reason"]] = [np.nan, "failed", "no answer in time"]
         table.to_parquet(out / "rewards.parquet", index=False)
         summary = {"mean": 0.0, "images": len(table), "ok": len(table) - lost, "identity": self.identity}
+        summary["probe"] = self.probe
         (out / "summary.json").write_text(json.dumps(summary))
 
     def _advantage(self, inputs: Mapping[str, Path], spec: Any, out: Path) -> None:
@@ -111,6 +119,24 @@ def test_another_scorer_in_a_later_round_stops_the_run(world: World) -> None:
         force=True,
     )  # fmt: skip
     world.align(3, Judged())
+
+
+def test_a_scorer_that_changes_while_its_digests_do_not_stops_the_run(world: World) -> None:
+    world.align(2, Judged(probe=[0.25, 0.5]))
+    world.align(3, Judged(probe=[0.2501, 0.5]))
+    with pytest.raises(
+        GateError,
+        match=r"'clip' of round 4 answers \[0\.26, 0\.5\] to the built-in probe, in round 1 it answered \[0\.25, 0\.5\]"
+        r".*reward\.clip --run toy --round 4 --force",
+    ):
+        world.align(4, Judged(probe=[0.26, 0.5]))
+
+
+def test_rounds_without_answers_to_the_probe_are_not_compared_by_them(world: World) -> None:
+    world.align(2, Judged())
+    world.align(3, Judged(probe=[0.25]))
+    with pytest.raises(GateError, match=r"in round 3 it answered \[0\.25\]"):
+        world.align(4, Judged(probe=[0.3]))
 
 
 def test_other_code_of_a_scorer_is_the_driver_s_to_accept(world: World) -> None:
