@@ -3,6 +3,8 @@
 import inspect
 import json
 import sys
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +25,8 @@ from tests.reward.tiny_models import save_clip, save_detector
 # Behind an address: their own tests hold these properties against a server.
 ELSEWHERE = {"http", "vlm", "unigenbench"}
 ALONE = sorted({*kinds.KINDS} - ELSEWHERE - {"pairwise"})
+# Reading text takes about a second an image.
+SCORED = [pytest.param(kind, marks=pytest.mark.slow) if kind == "ocr" else kind for kind in ALONE]
 LONG = 'a photo of a "red" circle and ' * 12
 
 
@@ -70,8 +74,6 @@ def scorers(sections):
             if kind == "ocr":
                 pytest.importorskip("rapidocr")
             spec = scorer_spec({"kind": kind, "batch": 4, **sections[kind]}, "scorers.s")
-            from pathlib import Path
-
             made[kind] = load("s", spec, Path(spec.path) if spec.path else None, "cpu")
         return made[kind]
 
@@ -94,22 +96,26 @@ def test_every_kind_is_tried_here(sections):
     assert {*sections} | ELSEWHERE | {"pairwise"} == {*kinds.KINDS}
 
 
-@pytest.mark.parametrize("kind", ALONE)
-def test_a_score_alone_is_the_score_among_others_bit_for_bit(scorers, inputs, kind):
-    scorer = scorers(kind)
-    together = scorer.score(**inputs)
+@pytest.fixture(scope="module")
+def together(scorers, inputs):
+    """Rewards of all inputs at once, scored once a kind."""
+    return cache(lambda kind: scorers(kind).score(**inputs))
+
+
+@pytest.mark.parametrize("kind", SCORED)
+def test_a_score_alone_is_the_score_among_others_bit_for_bit(scorers, inputs, together, kind):
+    scorer, together = scorers(kind), together(kind)
     assert len(together) == 5 and any(one.status == "ok" for one in together)
     for row in range(5):
         assert scorer.score(**{name: values[row : row + 1] for name, values in inputs.items()}) == [together[row]]
 
 
-@pytest.mark.parametrize("kind", ALONE)
-def test_permuting_the_inputs_permutes_the_rewards(scorers, inputs, kind):
+@pytest.mark.parametrize("kind", SCORED)
+def test_permuting_the_inputs_permutes_the_rewards(scorers, inputs, together, kind):
     order = [3, 0, 4, 1, 2]
     scorer, permuted = scorers(kind), {name: [values[i] for i in order] for name, values in inputs.items()}
     permuted["images"] = np.stack(permuted["images"])
-    straight = scorer.score(**inputs)
-    assert scorer.score(**permuted) == [straight[i] for i in order]
+    assert scorer.score(**permuted) == [together(kind)[i] for i in order]
 
 
 @pytest.mark.parametrize("kind", ALONE)
@@ -152,10 +158,8 @@ def test_one_value_for_different_images_is_noticed(scorers, inputs, kind):
     assert summarise("s", scorer, inputs["images"], rewards, table, inputs["prompts"])["constant"] is True
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ALONE if kind != "lab_oracle"])
+@pytest.mark.parametrize("kind", [kind for kind in SCORED if kind != "lab_oracle"])
 def test_any_of_them_can_be_the_judge_of_a_comparison(sections, scorers, inputs, kind):
-    from pathlib import Path
-
     scorers(kind)
     spec = scorer_spec({"kind": "pairwise", "judge": kind, "batch": 4, **sections[kind]}, "scorers.p")
     judge = load("p", spec, Path(spec.path) if spec.path else None, "cpu")
