@@ -25,7 +25,7 @@ from tests.reward.tiny_models import save_clip, save_detector
 # Behind an address: their own tests hold these properties against a server.
 ELSEWHERE = {"http", "vlm", "unigenbench"}
 ALONE = sorted({*kinds.KINDS} - ELSEWHERE - {"pairwise"})
-# Reading text takes about a second an image.
+# A text reader takes seconds to load and about one an image.
 SCORED = [pytest.param(kind, marks=pytest.mark.slow) if kind == "ocr" else kind for kind in ALONE]
 LONG = 'a photo of a "red" circle and ' * 12
 
@@ -118,7 +118,7 @@ def test_permuting_the_inputs_permutes_the_rewards(scorers, inputs, together, ki
     assert scorer.score(**permuted) == [together(kind)[i] for i in order]
 
 
-@pytest.mark.parametrize("kind", ALONE)
+@pytest.mark.parametrize("kind", SCORED)
 def test_images_and_prompts_cannot_be_confused(scorers, inputs, kind):
     scorer = scorers(kind)
     parameters = inspect.signature(scorer.score).parameters
@@ -126,25 +126,25 @@ def test_images_and_prompts_cannot_be_confused(scorers, inputs, kind):
     assert {one.kind for one in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
 
 
-@pytest.mark.parametrize("kind", ALONE)
+@pytest.mark.parametrize("kind", SCORED)
 def test_a_cut_prompt_is_said_for_its_own_row(scorers, kind):
     reads_text = kind in ("open_clip", "hpsv2", "pickscore", "imagereward")
     assert scorers(kind).truncated(["a photo", LONG, "a"]) == [False, reads_text, False]
 
 
-@pytest.mark.parametrize("kind", ALONE)
+@pytest.mark.parametrize("kind", SCORED)
 def test_the_identity_is_text_with_the_kind_and_stays(scorers, kind):
     identity = scorers(kind).identity()
     assert identity["kind"] == kind and {type(one) for one in identity.values()} == {str}
     assert identity == scorers(kind).identity() and json.dumps(identity)
 
 
-@pytest.mark.parametrize("kind", ALONE)
+@pytest.mark.parametrize("kind", SCORED)
 def test_the_class_says_what_the_module_says(scorers, kind):
     assert scorers(kind).differentiable is kinds.differentiable(kind) and scorers(kind).kind == "pointwise"
 
 
-@pytest.mark.parametrize("kind", ALONE)
+@pytest.mark.parametrize("kind", SCORED)
 def test_one_value_for_different_images_is_noticed(scorers, inputs, kind):
     """Whatever the kind: its summary says `constant`, on which the advantage stage stops the run."""
     import pandas as pd

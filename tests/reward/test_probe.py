@@ -14,7 +14,8 @@ from stages.reward.jpeg_size import Options
 from stages.reward.registry import load
 from stages.reward.spec import scorer_spec
 
-SECTIONS = {"jpeg_size": {}, "lab_oracle": {}, "ocr": {}}
+KNOWN = ("jpeg_size", "lab_oracle", "ocr")  # without weights
+TRIED = [*KNOWN[:2], pytest.param("ocr", marks=pytest.mark.slow)]
 
 
 def loaded(kind, **section):
@@ -57,10 +58,10 @@ def test_every_kind_is_probed_or_answers_behind_an_address(kind):
     asked = probe.probe_of(module, kinds.options_of(kind, values))
     assert len(asked.images) == len(asked.prompts) == len(asked.metadata) == 2
     assert not np.array_equal(*asked.images)
-    assert (asked.expected is not None) == (kind in SECTIONS)  # known without weights
+    assert (asked.expected is not None) == (kind in KNOWN)  # known without weights
 
 
-@pytest.mark.parametrize("kind", [*SECTIONS])
+@pytest.mark.parametrize("kind", TRIED)
 def test_a_kind_without_weights_reproduces_what_is_built_in(kind):
     scorer = loaded(kind)
     module = kinds.module_of(kind)
@@ -69,7 +70,7 @@ def test_a_kind_without_weights_reproduces_what_is_built_in(kind):
     assert asked.expected[0] != pytest.approx(asked.expected[1], abs=2 * asked.tolerance)
 
 
-@pytest.mark.parametrize("kind", [*SECTIONS])
+@pytest.mark.parametrize("kind", TRIED)
 def test_one_that_answers_something_else_does_not_load(kind, monkeypatch):
     """The answers of the two pictures exchanged: what an inverted or a shuffled scorer would say."""
     if kind == "ocr":
