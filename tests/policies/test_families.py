@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -244,8 +245,6 @@ def test_an_image_size_that_does_not_fit_is_one_sentence(world):
 
 
 def test_an_unmatched_weight_is_an_error(world, tmp_path):
-    import shutil
-
     from safetensors.torch import load_file, save_file
 
     base = tmp_path / "base"
@@ -254,5 +253,24 @@ def test_an_unmatched_weight_is_an_error(world, tmp_path):
     tensors = load_file(file)
     lost = sorted(tensors)[0]
     save_file({**{n: t for n, t in tensors.items() if n != lost}, "odd": tensors[lost]}, file, {"format": "pt"})
-    with pytest.raises(GranularError, match="1 of its tensors are missing.* and 1 are unknown to it .first: odd"):
+    with pytest.raises(GranularError, match=r"1 of its tensors are missing.* and 1 are unknown to it .first: odd"):
         load_policy(replace(world.spec, base=str(base))).module  # noqa: B018
+
+
+@pytest.mark.slow
+def test_a_compiled_transformer_gives_nearly_the_same_velocities_and_gradients(world):
+    if world.spec.family != "flux":
+        pytest.skip("one family is enough: nothing of it is the family's own")
+    if shutil.which("g++") is None:
+        pytest.skip("torch.compile needs a compiler")
+    found = []
+    for compiled in (False, True):
+        policy = load_policy(replace(world.spec, compile=compiled, lora=LoraSpec(rank=2), checkpointing=True))
+        x, time = noise(policy, seed=9), torch.tensor([0.8, 0.5])
+        with torch.no_grad():
+            v = policy.velocity(x, time, world.conditions)
+        policy.velocity(x, time, world.conditions).square().sum().backward()
+        found.append((v, [p.grad for p in policy.parameters().values()]))
+    torch.testing.assert_close(found[1][0], found[0][0], atol=1e-4, rtol=1e-3)
+    for one, other in zip(found[1][1], found[0][1]):
+        torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-2)
