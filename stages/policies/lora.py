@@ -37,13 +37,16 @@ def attach(module: torch.nn.Module, spec: LoraSpec, targets: Sequence[str]) -> N
     from torch.nn import Linear
 
     layers = [name for name, part in module.named_modules() if isinstance(part, Linear)]
-    for target in targets:
-        if not any(name == target or name.endswith(f".{target}") for name in layers):
+    chosen = {target: [name for name in layers if f".{name}".endswith(f".{target}")] for target in targets}
+    for target, found in chosen.items():
+        if not found:
             raise GranularError(
                 f"policy.lora.targets: no linear layer is called {target}; {nearest(target, _ends(layers))}"
             )
+    # Whole names: peft would take an end for that of a list of layers too (FLUX.2 has both as `attn.to_out`).
+    names = sorted({name for found in chosen.values() for name in found})
     module.add_adapter(
-        LoraConfig(r=spec.rank, lora_alpha=spec.alpha, target_modules=list(targets), init_lora_weights=False),
+        LoraConfig(r=spec.rank, lora_alpha=spec.alpha, target_modules=names, init_lora_weights=False),
         adapter_name=_NAME,
     )
     # The factors are master weights, whatever the base is held in.

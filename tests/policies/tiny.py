@@ -139,6 +139,45 @@ def qwen_image(folder: Path) -> Path:
     return folder
 
 
+def flux2_klein(folder: Path, distilled: bool = False) -> Path:
+    """FLUX.2 klein with as many layers of text as its pipeline reaches for."""
+    from diffusers import (
+        AutoencoderKLFlux2,
+        FlowMatchEulerDiscreteScheduler,
+        Flux2KleinPipeline,
+        Flux2Transformer2DModel,
+    )
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = qwen_tokenizer()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        vae = AutoencoderKLFlux2(
+            down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
+            block_out_channels=(8, 8), layers_per_block=1, norm_num_groups=4, latent_channels=4, sample_size=32,
+        ).eval()  # fmt: skip
+        vae.bn.running_mean.normal_()
+        vae.bn.running_var.uniform_(0.5, 3)
+        pipe = Flux2KleinPipeline(
+            scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+            vae=vae,
+            text_encoder=Qwen3ForCausalLM(
+                Qwen3Config(
+                    vocab_size=len(tokenizer), hidden_size=16, intermediate_size=24, num_hidden_layers=28,
+                    num_attention_heads=2, num_key_value_heads=1, head_dim=8, max_position_embeddings=256,
+                )
+            ).eval(),
+            tokenizer=tokenizer,
+            transformer=Flux2Transformer2DModel(
+                in_channels=16, num_layers=1, num_single_layers=2, attention_head_dim=32, num_attention_heads=2,
+                joint_attention_dim=48, mlp_ratio=2.0, axes_dims_rope=(8, 8, 8, 8), guidance_embeds=False,
+            ).eval(),
+            is_distilled=distilled,
+        )  # fmt: skip
+    pipe.save_pretrained(folder)
+    return folder
+
+
 def flux_sample(pipe: Any, policy: Any, prompts: list[str], x: torch.Tensor, steps: int, output: str = "latent") -> Any:
     """The tokens (or images) of the pipeline's own call from initial tokens `x`."""
     return pipe(
@@ -168,6 +207,22 @@ def qwen_sample(pipe: Any, policy: Any, prompts: list[str], x: torch.Tensor, ste
     ).images  # fmt: skip
 
 
+def klein_sample(
+    pipe: Any, policy: Any, prompts: list[str], x: torch.Tensor, steps: int, output: str = "latent"
+) -> Any:
+    """The pipeline takes tokens as a grid and gives back what its autoencoder decodes, which is undone here."""
+    found = pipe(
+        prompt=prompts, height=policy.spec.height, width=policy.spec.width, num_inference_steps=steps,
+        guidance_scale=policy.spec.guidance, latents=x.transpose(1, 2).unflatten(2, policy.image_tokens),
+        output_type=output, max_sequence_length=QWEN_LENGTH,
+    ).images  # fmt: skip
+    if output == "np":
+        return found
+    mean, variance = (one.view(1, -1, 1, 1) for one in (pipe.vae.bn.running_mean, pipe.vae.bn.running_var))
+    deviation = (variance + pipe.vae.config.batch_norm_eps).sqrt()
+    return pipe._pack_latents((pipe._patchify_latents(found) - mean) / deviation)
+
+
 @dataclass(frozen=True)
 class Tiny:
     """How a family's tiny pipeline is built, and how its own call is made.
@@ -191,4 +246,5 @@ FAMILIES = {
     "sd3": Tiny(sd3, 4.5, sd3_sample),
     # What the last block makes of the prompt is read by nobody.
     "qwen_image": Tiny(qwen_image, 4.0, qwen_sample, idle="blocks.1.attn.to_add_out"),
+    "flux2_klein": Tiny(flux2_klein, 4.0, klein_sample),
 }
