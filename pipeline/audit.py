@@ -145,7 +145,10 @@ def _validations(log: Path) -> dict[int, dict[str, float]]:
     found: dict[int, dict[str, float]] = {}
     with suppress(FileNotFoundError):
         for line in log.read_text(encoding="utf-8").splitlines():
-            event = json.loads(line)
+            try:
+                event = json.loads(line)
+            except json.JSONDecodeError:  # a killed process may have written half of its last line
+                continue
             told = {k: v for k, v in event.get("figures", {}).items() if k.startswith("validation.")}
             if event["event"] == "round done" and told:
                 found[event["round"]] = told

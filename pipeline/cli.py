@@ -34,7 +34,6 @@ Sets = Annotated[
         help="Override a key: of the run (`optimizer.lr=2e-4`) or of the file (`policy.device=cuda`). May be repeated.",
     ),
 ]
-Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the file's `seed`.")]
 
 
 @app.command()

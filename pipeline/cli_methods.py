@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -114,7 +115,9 @@ def study(
     if name == studies.METHODS:
         from pipeline.children import run_command
 
-        code, _ = run_command(["dvc", "repro", "reports/methods/dvc.yaml"], typer.echo)
+        code, _ = run_command(
+            [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "reports/methods/dvc.yaml"], typer.echo
+        )
         raise typer.Exit(code)
     from pipeline.params import load_params
     from pipeline.reuse import Store

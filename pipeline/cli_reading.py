@@ -11,7 +11,7 @@ from stages.core.errors import GranularError
 
 
 def report() -> None:
-    """Make the tables, figures and the audit page again from data/evaluations and data/runs."""
+    """Make the tables, figures and the page that ties them together again from data/evaluations and data/runs."""
     from stages.report.__main__ import main as make
 
     make([])

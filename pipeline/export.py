@@ -1,6 +1,7 @@
 """`granular export RUN`: what a run delivered, in the forms that other software loads.
 
-merged   a whole pipeline folder: `DiffusionPipeline.from_pretrained(DIR)`
+merged   a whole pipeline folder: `DiffusionPipeline.from_pretrained(DIR)`. A LoRA is added to the base's own weights, so
+         of one that was trained beside a base in fewer bits the images are those of the full base
 lora     `pipe.load_lora_weights(DIR)`
 kohya    one .safetensors file under sd-scripts' names, for ComfyUI and Forge (FLUX)
 """
@@ -8,7 +9,7 @@ kohya    one .safetensors file under sd-scripts' names, for ComfyUI and Forge (F
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -63,19 +64,24 @@ def _spec_of(now: PolicySpec, record: Path) -> PolicySpec:
     """The policy as the run trained it, at the place where its base is now."""
     # The record of a run holds no places of its machine; what kind of training it was is the run's own.
     kept = read_json(record)["spec"]["policy"]
-    there = {**kept, "base": now.base, "single_file": now.single_file, "adapters": []}
-    spec = build(PolicySpec, {**there, "merge": True}, "run.json policy")
-    # On the CPU, whole: files are written, not images.
-    return replace(
-        spec, adapters=now.adapters, merge=now.merge, device="cpu", quantize="none", precision="float32", compile=False
-    )
+    # The start is where params.yaml has it; on the CPU and whole: files are written, not images.
+    there = {
+        **kept, "base": now.base, "single_file": now.single_file, "adapters": [asdict(one) for one in now.adapters],
+        "merge": now.merge, "device": "cpu", "quantize": "none", "precision": "float32", "compile": False,
+    }  # fmt: skip
+    return build(PolicySpec, there, f"{record} and policy of params.yaml")
 
 
 def _merged(policy: Policy, tensors: dict, scratch: Path, half: bool) -> None:
     import torch
 
-    ignored = shutil.ignore_patterns("transformer", ".cache", ".git", "*.md", "*.png", "*.jpg", "flux1-*.safetensors")
-    shutil.copytree(policy.base, scratch, dirs_exist_ok=True, ignore=ignored)
+    index = read_json(policy.base / "model_index.json")
+    for entry in policy.base.iterdir():
+        # The pipeline's parts and its terms; a repository holds more: pictures, single files of the same weights.
+        if entry.is_dir() and entry.name in index and entry.name != "transformer":
+            shutil.copytree(entry, scratch / entry.name)
+        elif entry.name == "model_index.json" or entry.name.lower().startswith("licen"):
+            shutil.copyfile(entry, scratch / entry.name)
     start = replace(policy.spec, lora=None, adapters=policy.spec.adapters if policy.spec.merge else (), merge=True)
     module = loading.transformer(start, policy.base, type(policy))
     if policy.spec.lora is None:

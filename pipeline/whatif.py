@@ -27,6 +27,7 @@ from pipeline.reuse import Store
 from pipeline.workers import InlineWorker
 from stages.core import outside
 from stages.core.errors import GranularError, nearest
+from stages.core.publish import write_text
 from stages.core.spec import read_json
 
 if TYPE_CHECKING:
@@ -239,7 +240,7 @@ def write(compared: list[Compared], rule: str, folder: Path) -> Path:
         {"round": one.round or "all", **asdict(one.likeness), "cosine": one.cosine, "note": one.note}
         for one in compared
     ]  # fmt: skip
-    pd.DataFrame(rows).to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
+    write_text(folder / f"{name}.csv", pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
     if outside.is_file(file):
         shutil.copyfile(file, folder / f"{name}.py")
     return folder / f"{name}.csv"

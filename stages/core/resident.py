@@ -83,9 +83,10 @@ class Resident:
 
     def conditions(self, policy: Policy, embeddings: Path, prompts: Sequence[int]) -> Conditions:
         """Embeddings of some prompts, in the order asked for."""
+        from stages.embed.store import NAME as STORE
         from stages.embed.store import read_embeddings
 
-        key = (str(embeddings.resolve()), tuple(prompts))
+        key = (policy.device, *_identity(embeddings / STORE), tuple(prompts))
         if key not in self._conditions:
             self._conditions[key] = policy.conditions(read_embeddings(embeddings, list(prompts)))
             while len(self._conditions) > 4:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from stages.core.errors import GranularError
+
 if TYPE_CHECKING:
     import torch
 
@@ -39,7 +41,15 @@ class Conditions:
         return self.rows(index)
 
     def unconditional(self) -> Conditions:
-        """As many rows of no prompt at all."""
+        """As many rows of no prompt at all.
+
+        Raises:
+            GranularError: the embeddings were made without any, for one pass a velocity.
+        """
+        if not self.shared:
+            raise GranularError(
+                "embeddings: nothing stands for no prompt in them; run the embed stage again with this policy.guidance."
+            )
         count = len(self)
         return Conditions(
             {name.removeprefix(UNCONDITIONAL): one.expand(count, *one.shape[1:]) for name, one in self.shared.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -243,14 +244,17 @@ def adapter_tensors(adapter: AdapterSpec, kind: type[Policy]) -> dict[str, torch
     mixin = getattr(diffusers, kind.pipelines[0])
     where = {"weight_name": path.name} if path.is_file() else {}
     try:
-        found = mixin.lora_state_dict(
-            str(path.parent if path.is_file() else path), local_files_only=True, return_lora_metadata=True, **where
-        )
+        # Of some families alphas come apart from the factors, and only when they are asked for.
+        asked = {"return_lora_metadata": True, "local_files_only": True, **where}
+        if "return_alphas" in inspect.signature(mixin.lora_state_dict).parameters:
+            asked["return_alphas"] = True
+        found = mixin.lora_state_dict(str(path.parent if path.is_file() else path), **asked)
     except (OSError, ValueError, KeyError) as error:
         raise GranularError(f"policy.adapters: {path} could not be read as a LoRA: {_short(error)}") from None
     from stages.policies.lora import normalised
 
-    return normalised(found[0], found[-1] or {}, str(path))
+    alphas = found[1] if len(found) == 3 else None
+    return normalised({**found[0], **(alphas or {})}, found[-1] or {}, str(path))
 
 
 def match(own: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], where: str) -> None:

@@ -133,8 +133,13 @@ def normalised(found: Mapping[str, torch.Tensor], header: Mapping[str, Any], whe
 
     found: `transformer.<layer>.lora_A.weight` …, and `.alpha` where the file's layout has them. header: peft's
     configuration, `transformer.lora_alpha` among others.
-    """
 
+    Raises:
+        GranularError: it is no plain LoRA of a transformer, with one strength for all layers.
+    """
+    odd = [key for key in ("alpha_pattern", "rank_pattern", "use_rslora", "use_dora") if header.get(f"{PREFIX}{key}")]
+    if odd:
+        raise GranularError(f"{where}: its header has {odd[0]}; only LoRAs with one alpha for all layers can be read.")
     own = {name.removeprefix(PREFIX): one for name, one in found.items() if name.startswith(PREFIX)}
     alphas = {name.removesuffix(".alpha"): float(one) for name, one in own.items() if name.endswith(".alpha")}
     tensors: dict[str, torch.Tensor] = {}

@@ -26,7 +26,7 @@ def quantized(module: torch.nn.Module, kind: Literal["int8", "nf4"]) -> torch.nn
         ) from None
     for name, layer in list(module.named_modules()):
         # Modulation by time and text is small, and errors in it reach every token.
-        inside = "blocks" in name.split(".")[0] and "norm" not in name
+        inside = "blocks" in name.split(".")[0] and "norm" not in name and "_mod" not in name
         if not isinstance(layer, torch.nn.Linear) or not inside:
             continue
         parent, _, last = name.rpartition(".")

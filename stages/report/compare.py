@@ -183,7 +183,11 @@ def sentence(one: Side, other: Side, whole: Mapping[str, Interval]) -> str:
     groups: dict[str, list[str]] = {"higher": [], "lower": [], "not shown": []}
     for scorer, interval in whole.items():
         groups[interval.verdict].append(scorer)
-    words = (("higher", "is higher under"), ("lower", "is lower under"), ("not shown", "shows no difference under"))
+    words = (
+        ("higher", "is higher under"),
+        ("lower", "is lower under"),
+        ("not shown", "shows neither more nor less under"),
+    )
     parts = [f"{other.name} {word} {_and(groups[key])}" for key, word in words if groups[key]]
     return (
         "; ".join([parts[0], *(part.removeprefix(f"{other.name} ") for part in parts[1:])]) + f", against {one.name}."

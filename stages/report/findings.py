@@ -29,7 +29,9 @@ def headline(results: Results, found: Mapping[tuple[str, str], Score]) -> str:
     runs = list(results.runs)
     if not runs:
         return "Only the base policy was evaluated so far; `granular align RUN` trains a run to compare it with."
-    raised = [run for run in runs if all(_verdict(found, run, s) == "higher" for s in results.runs[run].trained)]
+    # Of a run whose only reward compares images with each other, nothing can be said of one policy.
+    judged = {run: [s for s in results.scorers if s in results.runs[run].trained] for run in runs}
+    raised = [run for run in runs if judged[run] and all(_verdict(found, run, s) == "higher" for s in judged[run])]
     rewards = names(s for s in results.scorers if results.use(s) != "not trained")
     sentence = f"{len(raised)} of {len(runs)} runs raised every reward they were trained on ({rewards})"
     others = []

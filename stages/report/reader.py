@@ -79,8 +79,8 @@ class Run:
 
     @property
     def trained(self) -> frozenset[str]:
-        """Names of the scorers it was trained on."""
-        return frozenset(self.info["spec"]["rewards"])
+        """Names of the scorers it was trained on; one of weight 0 only makes maps, or watches."""
+        return frozenset(name for name, weight in self.info["spec"]["rewards"].items() if weight)
 
     @property
     def ledger(self) -> dict[str, int]:

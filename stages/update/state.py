@@ -142,6 +142,8 @@ def base_digest(policy: Policy, memory: dict[str, Any]) -> str:
         file for root in roots for file in ([root] if root.is_file() else root.rglob("*")) if file.is_file()
     )
     stamp = tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files_)
+    # Strengths and places of adapters are part of a start as their bytes are.
+    stamp = (policy.spec.single_file, policy.spec.adapters, policy.spec.merge, stamp)
     known = memory.get("base_digest")
     if known is None or known[0] != stamp:
         known = memory["base_digest"] = (stamp, start_digest(policy.spec, policy.base))

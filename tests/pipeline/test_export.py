@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ def ours(policy, pipe):
     x = torch.randn(2, *policy.latent_shape, generator=torch.Generator().manual_seed(0))
     sigmas = pipe.scheduler.sigmas.tolist()
     with torch.no_grad():
-        for sigma, following in zip(sigmas, sigmas[1:]):
+        for sigma, following in pairwise(sigmas):
             x = x + (following - sigma) * policy.velocity(x, torch.full((2,), sigma), conditions)
     return policy.decode(x.numpy())
 
@@ -101,7 +102,7 @@ def test_every_form_gives_the_trainers_image(delivered, tmp_path):
 
 def test_what_was_exported_is_a_start_again(delivered, tmp_path):
     """As an adapter merged into the base, as the start of another LoRA, and as a single file."""
-    family, kind, policy, _ = delivered
+    _, kind, policy, _ = delivered
     x, time = torch.randn(2, *policy.latent_shape), torch.tensor([0.9, 0.4])
     encoder = load_text_encoder(policy.spec)
     conditions = policy.conditions({**encoder.encode(PROMPTS), **encoder.unconditional()})
@@ -126,12 +127,9 @@ def test_what_was_exported_is_a_start_again(delivered, tmp_path):
     start = load_policy(replace(full, adapters=(adapter,))).start()
     merged = load_policy(replace(full, adapters=(adapter,))).weights()
     assert all(torch.equal(start[name], merged[name]) for name in start)
-    with pytest.raises(GranularError, match="the model expects .4, 64."):
-        load_policy(
-            replace(
-                policy.spec, adapters=(adapter,), merge=False, lora=LoraSpec(rank=4, targets=policy.spec.lora.targets)
-            )
-        ).module  # noqa: B018
+    other = replace(policy.spec, adapters=(adapter,), merge=False)
+    with pytest.raises(GranularError, match=r"the model expects \(4, 64\)"):
+        load_policy(replace(other, lora=LoraSpec(rank=4, targets=policy.spec.lora.targets))).module  # noqa: B018
 
 
 def test_the_digest_of_a_start_names_all_it_consists_of(delivered, tmp_path):
@@ -148,7 +146,7 @@ def test_the_digest_of_a_start_names_all_it_consists_of(delivered, tmp_path):
 
 
 def test_mistakes_are_one_sentence(delivered, tmp_path):
-    _, kind, policy, _ = delivered
+    _, _, policy, _ = delivered
     with pytest.raises(GranularError, match="y: no finished run of that name"):
         export(load_params(), "y", "merged", tmp_path / "out")
     (tmp_path / "there").mkdir()
@@ -187,3 +185,26 @@ def test_joint_layers_of_the_real_flux_are_split_again_exactly(tmp_path):
         torch.testing.assert_close(back[f"{name}.lora_B.weight"] @ back[f"{name}.lora_A.weight"], product)
     for name in (f"{block}.attn.to_k", f"{block}.proj_mlp"):
         assert not (back[f"{name}.lora_B.weight"] @ back[f"{name}.lora_A.weight"]).any()
+
+
+def test_an_alpha_beside_the_factors_is_their_strength(tmp_path):
+    """As many trainers write files: diffusers' names, and an alpha for every layer."""
+    from safetensors.torch import save_file
+
+    from stages.policies import loading, policy_class
+
+    layer, rng = "transformer_blocks.0.attn.to_q", torch.Generator().manual_seed(0)
+    a, b = torch.randn(4, 8, generator=rng), torch.randn(8, 4, generator=rng)
+    named = {f"transformer.{layer}.lora_A.weight": a, f"transformer.{layer}.lora_B.weight": b}
+    save_file({**named, f"transformer.{layer}.alpha": torch.tensor(2.0)}, tmp_path / "x.safetensors")
+    for family in ("flux", "sd3"):
+        found = loading.adapter_tensors(AdapterSpec(path=str(tmp_path / "x.safetensors")), policy_class(family))
+        product = found[f"{layer}.lora_B.weight"] @ found[f"{layer}.lora_A.weight"]
+        torch.testing.assert_close(product, b @ a * (2.0 / 4))
+
+
+def test_a_lora_with_strengths_of_its_own_for_every_layer_is_refused():
+    from stages.policies.lora import normalised
+
+    with pytest.raises(GranularError, match="its header has alpha_pattern"):
+        normalised({}, {"transformer.alpha_pattern": {"x": 1}}, "file")

@@ -156,9 +156,9 @@ def test_a_child_that_hangs_or_dies_delays_no_event_and_holds_up_no_end(
         began = time.monotonic()
         for event in stages(2000):  # far more than a pipe holds
             emit(event)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 45  # a hang would be for ever
         ended = time.monotonic()
-    assert time.monotonic() - ended < view.GRACE + 2
+    assert time.monotonic() - ended < view.GRACE + 30
     assert not alive(started[0].pid)
 
 

@@ -26,7 +26,7 @@ def read(tmp_path: Path) -> Callable[..., Source]:
 
 @pytest.fixture
 def public() -> Path:
-    """The folder of public prompt files: GRANULAR_PROMPTS, or `shared/prompts` beside the project."""
+    """The folder of public prompt files: GRANULAR_PROMPTS, or a folder beside the project."""
     if not PUBLIC.is_dir():
         pytest.skip(f"no public prompt files in {PUBLIC} (GRANULAR_PROMPTS names another folder)")
     return PUBLIC

@@ -81,7 +81,7 @@ def test_curves_are_on_evaluations_and_on_time(two):
 def test_the_sentence_says_what_the_intervals_say(two):
     up, flat_, down = (Interval(mean, mean - 1, mean + 1, 9) for mean in (2.0, 0.0, -2.0))
     assert sentence(*two, {"a": up, "b": up, "c": down, "d": flat_}) == (
-        "mixgrpo is higher under a and b; is lower under c; shows no difference under d, against dancegrpo."
+        "mixgrpo is higher under a and b; is lower under c; shows neither more nor less under d, against dancegrpo."
     )
 
 
