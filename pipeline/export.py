@@ -1,9 +1,11 @@
 """`granular export RUN`: what a run delivered, in the forms that other software loads.
 
-merged   a whole pipeline folder: `DiffusionPipeline.from_pretrained(DIR)`. A LoRA is added to the base's own weights, so
-         of one that was trained beside a base in fewer bits the images are those of the full base
+merged   a whole pipeline folder: `DiffusionPipeline.from_pretrained(DIR)`
 lora     `pipe.load_lora_weights(DIR)`
 kohya    one .safetensors file under sd-scripts' names, for ComfyUI and Forge (FLUX)
+
+Merged, a LoRA is added to the base's own weights: of one that was trained beside a base in fewer bits the images are
+those of the full base.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from stages.policies.spec import PolicySpec
 from stages.prompts.stage import read_prompts
 
 if TYPE_CHECKING:
-    from stages.policies.base import TextEncoder
+    from stages.policies.text import TextEncoder
 
 # Every forward has this many rows (short batches are padded), so that a prompt's bits do not depend on its neighbours.
 BATCH = 32

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stages.policies.base import Policy, TextEncoder
+    from stages.policies.base import Policy
     from stages.policies.spec import PolicySpec
+    from stages.policies.text import TextEncoder
 
 # A worker counts only the family in use as its code.
 FAMILIES = {

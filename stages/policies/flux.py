@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from stages.policies import loading
-from stages.policies.base import Policy, TextEncoder, Tokens
+from stages.policies.base import Policy
 from stages.policies.spec import PolicySpec
+from stages.policies.text import TextEncoder, Tokens
 
 if TYPE_CHECKING:
     import torch

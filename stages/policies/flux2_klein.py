@@ -15,9 +15,10 @@ import numpy as np
 
 from stages.core.spec import read_json
 from stages.policies import loading
-from stages.policies.base import Policy, TextEncoder
+from stages.policies.base import Policy
 from stages.policies.conditions import UNCONDITIONAL
 from stages.policies.spec import PolicySpec
+from stages.policies.text import TextEncoder
 
 if TYPE_CHECKING:
     import torch

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stages.policies import loading
-from stages.policies.base import Policy, TextEncoder
+from stages.policies.base import Policy
 from stages.policies.conditions import UNCONDITIONAL
 from stages.policies.spec import PolicySpec
+from stages.policies.text import TextEncoder
 
 if TYPE_CHECKING:
     import torch

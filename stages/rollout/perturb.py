@@ -25,7 +25,7 @@ from stages.core.progress import say
 if TYPE_CHECKING:
     import torch
 
-    from stages.policies.base import TextEncoder, Tokens
+    from stages.policies.text import TextEncoder, Tokens
 
 # Where a δ is scaled, its cosine ends this close to the one that was asked for.
 CLOSE = 1e-4
