@@ -6,6 +6,7 @@ import copy
 import gc
 import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -293,3 +294,15 @@ def test_the_code_behind_a_rollout_includes_how_its_conditions_are_made():
     needed = {"stages.rollout.conditions", "stages.rollout.perturb", "stages.policies.flux", "stages.methods.nft"}
     assert needed <= files.keys()
     assert "stages.methods.g2rpo" not in files
+
+
+def test_a_family_whose_texts_cannot_be_moved_is_one_sentence(monkeypatch, tiny_base):
+    import stages.policies
+
+    fixed = SimpleNamespace(family="sd3", encoders={})
+    monkeypatch.setattr(stages.policies, "load_text_encoder", lambda spec, base: fixed)
+    monkeypatch.setattr("stages.rollout.conditions._texts", lambda folder, prompts: ["a red circle"])
+    rollout = SimpleNamespace(policy=PolicySpec(base=str(tiny_base)), prompts=(0,), seed=0, round_=1)
+    inputs = {"prompts": tiny_base, "base": tiny_base}
+    with pytest.raises(GranularError, match="texts of family sd3 cannot be moved"):
+        blended(PerturbSpec(), Conditions({"e": torch.zeros(1, 2)}), rollout, inputs, SimpleNamespace(memory={}))
