@@ -81,8 +81,8 @@ def blended(
         encoder = load_text_encoder(rollout.policy, inputs["base"])
         if not encoder.encoders:
             raise GranularError(
-                f"method.perturb: texts of family {encoder.family} cannot be moved one encoder at a time here, only those "
-                "of flux can."
+                f"method.perturb: texts of family {encoder.family} cannot be moved one encoder at a time here; "
+                "those of flux can."
             )
         with bar(len(missing), f"round {rollout.round_} conditions", "prompts") as progress:
             for place in missing:
