@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from pathlib import Path
+
+# A shell that starts the tests in the background has Ctrl-C ignored, and so would the commands that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before torch, prefect or huggingface_hub are imported anywhere: they read these once. One thread each, because tests
 # run beside each other.
