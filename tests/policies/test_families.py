@@ -229,8 +229,9 @@ def test_a_quantised_base_stays_near_and_trains_its_lora(world, quantize):
     v = policy.velocity(x, time, world.conditions)
     assert 0 < (v.detach() - exact).norm() / exact.norm() < (0.05 if quantize == "int8" else 0.3)
     v.square().sum().backward()
-    assert all(torch.isfinite(p.grad).all() for p in policy.parameters().values())
-    assert any(p.grad.abs().max() > 0 for p in policy.parameters().values())
+    grads = [p.grad for p in policy.parameters().values() if p.grad is not None]  # a layer may feed nothing
+    assert all(torch.isfinite(grad).all() for grad in grads)
+    assert any(grad.abs().max() > 0 for grad in grads)
 
 
 def test_a_folder_of_another_family_is_one_sentence(world):
