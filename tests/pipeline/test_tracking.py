@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -136,7 +137,20 @@ def records(file: Path) -> Iterator[Any]:
 
 
 def kept(world: World) -> list[dict[str, Any]]:
-    """One entry per session, oldest first: id, project, tags, and history as {step: {name: value}}."""
+    """One entry per session, oldest first: id, project, tags, and history as {step: {name: value}}.
+
+    A process of W&B's own writes the files, and may still be at it.
+    """
+    before, now = None, read_sessions(world)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and (now != before or not all("id" in one for one in now)):
+        time.sleep(1)
+        before, now = now, read_sessions(world)
+    return now
+
+
+def read_sessions(world: World) -> list[dict[str, Any]]:
+    """What the files of all sessions hold now."""
     sessions = []
     for file in sorted((world.folder / "runs/toy/wandb").glob("offline-run-*/*.wandb")):
         one: dict[str, Any] = {"history": {}}
